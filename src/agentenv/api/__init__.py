@@ -1,0 +1,1 @@
+"""Control plane over HTTP, compatible with E2B's API."""

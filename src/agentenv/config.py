@@ -1,0 +1,175 @@
+"""Settings: defaults, then `$AENV_HOME/aenv.toml`, then `AENV_*` variables, the last one winning.
+
+Every key is a field of `Settings`, with its unit and meaning in its description; nothing else in
+the program reads the environment for settings.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from agentenv.errors import InvalidRequest
+
+
+def default_home() -> Path:
+    """The data directory: `/var/lib/aenv` for root, `~/.local/share/aenv` for a user."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/aenv")
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "aenv"
+
+
+def default_runtime(home: Path) -> Path:
+    """Run-time state: `/run/aenv` for root's own home, else one directory per data directory.
+
+    It holds sockets and must vanish with the host's boot, so it is always under /run. The name is
+    short because a Unix socket's path has room for 107 bytes.
+    """
+    if home == Path("/var/lib/aenv"):
+        return Path("/run/aenv")
+    tag = f"{abs(hash_path(home)):08x}"[:8]
+    return Path(f"/run/aenv-{tag}")
+
+
+def hash_path(path: Path) -> int:
+    """A stable 32-bit number for a path (FNV-1a), to tell data directories apart by name."""
+    value = 0x811C9DC5
+    for byte in os.fsencode(path):
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+class Settings(BaseSettings):
+    """All settings of a node. Environment names are `AENV_` plus the field name in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix="AENV_", extra="forbid", frozen=True)
+
+    home: Path = Field(default_factory=default_home, description="Data directory.")
+    runtime: Path | None = Field(
+        default=None, description="Run-time directory (sockets, logs of machines); default under /run."
+    )
+    host: str = Field(default="127.0.0.1", description="Address that the API listens on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port of the API; 0 takes a free one.")
+    domain: str = Field(
+        default="localhost",
+        description="Domain under which `{port}-{sandbox}.{domain}` reaches a service in a sandbox.",
+    )
+    api_key: str | None = Field(
+        default=None, description="The API key; unset, one is generated at first start and kept in a file."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+
+    accelerator: Literal["auto", "kvm", "tcg"] = Field(
+        default="auto", description="KVM or software emulation; auto takes KVM where a real boot with it succeeded."
+    )
+    qemu: str = Field(default="qemu-system-x86_64", description="QEMU program, a name on the path or a path.")
+    kernel: Path | None = Field(
+        default=None, description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's."
+    )
+    tcg_buffer_mib: int = Field(
+        default=32, ge=16, le=1024, description="MiB of translation buffer per machine under software emulation."
+    )
+
+    vcpus: int = Field(default=1, ge=1, le=64, description="Virtual cpus of a template that does not say.")
+    memory_mib: int = Field(default=512, ge=128, description="MiB of memory of a template that does not say.")
+    disk_mib: int = Field(default=2048, ge=256, description="MiB of root disk of a template that does not say.")
+
+    timeout_s: int = Field(default=300, ge=1, description="Seconds a sandbox lives when the request does not say (v2).")
+    timeout_v1_s: int = Field(default=15, ge=1, description="The same for the v1 call.")
+    timeout_max_s: int = Field(default=7 * 24 * 3600, ge=1, description="Longest time-to-live that can be asked, seconds.")
+    boot_timeout_s: float = Field(
+        default=120.0, gt=0, description="Seconds until a booting guest's agent must have answered."
+    )
+    max_sandboxes: int = Field(default=200, ge=1, description="Sandboxes that may exist on this node at once.")
+
+    network_range: str = Field(
+        default="10.192.0.0/12",
+        description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",
+    )
+    nameservers: list[str] = Field(
+        default_factory=list, description="Upstream name servers for guests; empty means the host's own."
+    )
+
+    serial_log_bytes: int = Field(default=262144, ge=4096, description="Bytes kept of each machine's serial log.")
+
+    @field_validator("home", "runtime", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else Path(os.path.abspath(value.expanduser()))  # noqa: PTH100
+
+    @cached_property
+    def runtime_dir(self) -> Path:
+        """The run-time directory in force."""
+        return self.runtime or default_runtime(self.home)
+
+    @property
+    def database(self) -> Path:
+        """The node's SQLite file."""
+        return self.home / "aenv.db"
+
+    @property
+    def guest_dir(self) -> Path:
+        """Where `aenv setup` puts kernel, initramfs and tools drive."""
+        return self.home / "guest"
+
+    @property
+    def images_dir(self) -> Path:
+        """Read-only root filesystems of templates."""
+        return self.home / "images"
+
+    @property
+    def machines_dir(self) -> Path:
+        """Writable disk layers of machines, one directory each."""
+        return self.home / "machines"
+
+    @property
+    def api_key_file(self) -> Path:
+        """The generated API key (mode 0600)."""
+        return self.home / "api-key"
+
+    @property
+    def log_file(self) -> Path:
+        """Log of a node in the background."""
+        return self.home / "node.log"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        home = Path(os.environ.get("AENV_HOME") or default_home()).expanduser()
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, home / "aenv.toml")
+
+
+def load(**overrides: Any) -> Settings:
+    """The settings in force; `overrides` (from the command line) win over file and environment.
+
+    Raises:
+        InvalidRequest: a value is not allowed or a key is unknown; the message names each.
+    """
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        parts = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise InvalidRequest(
+            "settings: " + "; ".join(parts), remedy="check AENV_* variables and aenv.toml in the data directory"
+        ) from None
+    except ValueError as error:  # a TOML file that does not parse
+        raise InvalidRequest(f"settings: {error}", remedy="mend aenv.toml in the data directory") from None

@@ -1,0 +1,1 @@
+"""What runs inside the virtual machine. Standard library only; imports nothing of the rest."""

@@ -1,0 +1,1 @@
+"""Packs the guest: kernel, initramfs and tools drive."""

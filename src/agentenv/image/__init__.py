@@ -1,0 +1,1 @@
+"""Container images and other sources, made into root filesystems."""

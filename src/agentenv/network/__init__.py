@@ -1,0 +1,1 @@
+"""Slots: one network namespace per sandbox, its rules and its name resolution."""

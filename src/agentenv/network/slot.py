@@ -1,0 +1,25 @@
+"""What a network slot is, and the addresses that every guest sees alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# The same in every guest, so that a clone needs no change.
+GUEST_ADDRESS = "169.254.0.21"
+GUEST_PREFIX = 30
+GATEWAY_ADDRESS = "169.254.0.22"  # also the guest's name server
+GUEST_MAC = "02:fc:00:00:00:05"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A namespace with a tap for one machine, and the address at which the host reaches its guest."""
+
+    index: int
+    name: str
+    namespace: Path
+    tap: str
+    mac: str
+    address: str
+    uid: int

@@ -1,0 +1,1 @@
+"""Data plane: which sandbox and port a connection is for, and the bytes to it."""

@@ -1,0 +1,1 @@
+"""Durable records: the node's database and the ledger of host resources."""

@@ -1,0 +1,1 @@
+"""Templates: what a sandbox can be started from."""

@@ -1,0 +1,1 @@
+"""Virtual machines: the machine protocol and its hypervisors."""

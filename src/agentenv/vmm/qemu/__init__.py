@@ -1,0 +1,1 @@
+"""QEMU's microvm machine behind the machine protocol."""

@@ -72,27 +72,40 @@ class Settings(BaseSettings):
     )
 
     accelerator: Literal["auto", "kvm", "tcg"] = Field(
-        default="auto", description="KVM or software emulation; auto takes KVM where a real boot with it succeeded."
+        default="auto",
+        description="KVM or software emulation; auto takes KVM where a real boot with it succeeded.",
     )
     qemu: str = Field(default="qemu-system-x86_64", description="QEMU program, a name on the path or a path.")
     kernel: Path | None = Field(
-        default=None, description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's."
+        default=None,
+        description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's.",
     )
     tcg_buffer_mib: int = Field(
-        default=32, ge=16, le=1024, description="MiB of translation buffer per machine under software emulation."
+        default=32,
+        ge=16,
+        le=1024,
+        description="MiB of translation buffer per machine under software emulation.",
     )
 
     vcpus: int = Field(default=1, ge=1, le=64, description="Virtual cpus of a template that does not say.")
     memory_mib: int = Field(default=512, ge=128, description="MiB of memory of a template that does not say.")
-    disk_mib: int = Field(default=2048, ge=256, description="MiB of root disk of a template that does not say.")
+    disk_mib: int = Field(
+        default=2048, ge=256, description="MiB of root disk of a template that does not say."
+    )
 
-    timeout_s: int = Field(default=300, ge=1, description="Seconds a sandbox lives when the request does not say (v2).")
+    timeout_s: int = Field(
+        default=300, ge=1, description="Seconds a sandbox lives when the request does not say (v2)."
+    )
     timeout_v1_s: int = Field(default=15, ge=1, description="The same for the v1 call.")
-    timeout_max_s: int = Field(default=7 * 24 * 3600, ge=1, description="Longest time-to-live that can be asked, seconds.")
+    timeout_max_s: int = Field(
+        default=7 * 24 * 3600, ge=1, description="Longest time-to-live that can be asked, seconds."
+    )
     boot_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds until a booting guest's agent must have answered."
     )
-    max_sandboxes: int = Field(default=200, ge=1, description="Sandboxes that may exist on this node at once.")
+    max_sandboxes: int = Field(
+        default=200, ge=1, description="Sandboxes that may exist on this node at once."
+    )
 
     network_range: str = Field(
         default="10.192.0.0/12",
@@ -102,7 +115,9 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
-    serial_log_bytes: int = Field(default=262144, ge=4096, description="Bytes kept of each machine's serial log.")
+    serial_log_bytes: int = Field(
+        default=262144, ge=4096, description="Bytes kept of each machine's serial log."
+    )
 
     @field_validator("home", "runtime", mode="after")
     @classmethod
@@ -169,7 +184,8 @@ def load(**overrides: Any) -> Settings:
     except ValidationError as error:
         parts = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise InvalidRequest(
-            "settings: " + "; ".join(parts), remedy="check AENV_* variables and aenv.toml in the data directory"
+            "settings: " + "; ".join(parts),
+            remedy="check AENV_* variables and aenv.toml in the data directory",
         ) from None
     except ValueError as error:  # a TOML file that does not parse
         raise InvalidRequest(f"settings: {error}", remedy="mend aenv.toml in the data directory") from None

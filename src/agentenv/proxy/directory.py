@@ -28,6 +28,8 @@ class Directory(Protocol):
     def route(self, sandbox_id: str) -> Route | None:
         """The route to a sandbox that runs now, else None. Synchronous: it is asked per request."""
 
-    def by_signature(self, path: str, operation: str, username: str, signature: str, expiration: str | None) -> Route | None:
+    def by_signature(
+        self, path: str, operation: str, username: str, signature: str, expiration: str | None
+    ) -> Route | None:
         """The running sandbox whose access token made this file signature (e2b's `/files` urls
         built from a plain sandbox url carry no sandbox id)."""

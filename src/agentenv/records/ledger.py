@@ -73,6 +73,8 @@ class Ledger:
             (owner, kind),
         )
         return [
-            Entry(row["id"], row["owner"], row["kind"], row["name"], json.loads(row["detail"]), row["boot_id"])
+            Entry(
+                row["id"], row["owner"], row["kind"], row["name"], json.loads(row["detail"]), row["boot_id"]
+            )
             for row in rows
         ]

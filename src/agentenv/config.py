@@ -168,7 +168,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        home = Path(os.environ.get("AENV_HOME") or default_home()).expanduser()
+        given = getattr(init_settings, "init_kwargs", {}).get("home")
+        home = Path(given or os.environ.get("AENV_HOME") or default_home()).expanduser()
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, home / "aenv.toml")
 
 

@@ -1,1 +1,76 @@
-"""The aenv command: one module per command."""
+"""The aenv command: one module per command, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from agentenv import __version__
+from agentenv.errors import AenvError, CapacityExceeded, GuestFault
+
+# Command -> (module, one line for the overview). A module is imported when its command runs, so
+# that `--help` and `--version` stay quick.
+COMMANDS = {
+    "doctor": ("agentenv.cli.doctor", "List what this host can do, what it lacks and how to get it."),
+    "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
+    "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
+    "serve": ("agentenv.cli.serve", "Run a node in the foreground."),
+    "setup": ("agentenv.cli.setup", "Prepare the data directory: guest kernel, initramfs, tools drive."),
+    "template": ("agentenv.cli.template", "Make, list and delete templates."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are loaded by name and whose overview loads none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="aenv")
+def cli() -> None:
+    """MicroVM sandboxes for agents: run a node on this machine.
+
+    \b
+    Examples:
+      aenv doctor
+      aenv setup && aenv template create base --from debootstrap:bookworm
+      aenv node start && eval "$(aenv env)"
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; errors of ours end it with one line on stderr and their exit code.
+
+    Exit codes: 0 done, 1 failed, 2 usage or invalid request, 3 not found, 4 conflict, 5 capacity,
+    6 the host lacks something, 7 not allowed, 130 interrupted.
+    """
+    try:
+        return cli.main(arguments, prog_name="aenv", standalone_mode=True)
+    except AenvError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+def show_error(error: AenvError) -> None:
+    """What happened and what to do, on stderr."""
+    click.echo(f"aenv: {error.message}", err=True)
+    if error.remedy:
+        click.echo(f"  try: {error.remedy}", err=True)
+    elif isinstance(error, (CapacityExceeded, GuestFault)):
+        click.echo("  look at: aenv node status, and the node's log", err=True)

@@ -1,0 +1,5 @@
+"""`python -m agentenv` is the `aenv` command."""
+
+from agentenv.cli import main
+
+main()

@@ -1,0 +1,31 @@
+"""`aenv setup`: prepare the data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agentenv import config
+from agentenv.cli.options import home_option
+from agentenv.cli.progress import Steps
+from agentenv.cli.root import require_root
+
+
+@click.command("setup")
+@home_option
+@click.option(
+    "--kernel",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Guest kernel (bzImage) to use instead of the distribution's cloud kernel.",
+)
+def command(home: Path | None, kernel: Path | None) -> None:
+    """Prepare the data directory: guest kernel, initramfs, tools drive, KVM probe.
+
+    Repeatable: what is already there and still right is left alone.
+    """
+    settings = config.load(home=home, kernel=kernel)
+    require_root(settings)
+    from agentenv.host.setup import setup
+
+    setup(settings, Steps())

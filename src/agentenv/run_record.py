@@ -1,0 +1,71 @@
+"""Which node serves a data directory now: a small file in the run-time directory.
+
+The node writes it once it serves and removes it when it ends; a reader checks that the process it
+names is still the same one, so that a file left by a killed node is not believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentenv.config import Settings
+
+NAME = "node.json"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A serving node. `start_time` is the process's, in clock ticks since boot (proc(5), field 22)."""
+
+    pid: int
+    start_time: int
+    url: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        return start_time(self.pid) == self.start_time
+
+
+def start_time(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def write(settings: Settings, url: str) -> Path:
+    """Record this process as the node that serves at `url`."""
+    started = start_time(os.getpid())
+    assert started is not None
+    path = settings.runtime_dir / NAME
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(RunRecord(os.getpid(), started, url))))
+    temporary.chmod(0o644)
+    temporary.rename(path)
+    return path
+
+
+def read(settings: Settings) -> RunRecord | None:
+    """The node that serves this data directory now, or None."""
+    try:
+        record = RunRecord(**json.loads((settings.runtime_dir / NAME).read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return record if record.alive else None
+
+
+def remove(settings: Settings) -> None:
+    """Forget the record of this process; another process's is left alone."""
+    path = settings.runtime_dir / NAME
+    try:
+        if json.loads(path.read_text()).get("pid") == os.getpid():
+            path.unlink()
+    except (FileNotFoundError, ValueError):
+        pass

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agentenv.config import Settings
 
@@ -23,6 +24,16 @@ class RunRecord:
     pid: int
     start_time: int
     url: str
+
+    @property
+    def host(self) -> str:
+        """The address it listens on."""
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        """The TCP port it listens on."""
+        return urlsplit(self.url).port or 80
 
     @property
     def alive(self) -> bool:

@@ -52,5 +52,6 @@ def api_key(settings: config.Settings) -> str:
     except PermissionError:
         user = os.environ.get("USER", "this user")
         raise Unauthorized(
-            f"{settings.api_key_file} is not readable for {user}", remedy="run the command as the file's owner"
+            f"{settings.api_key_file} is not readable for {user}",
+            remedy="run the command as the file's owner",
         ) from None

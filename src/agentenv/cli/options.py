@@ -31,5 +31,9 @@ def address_options(function: F) -> F:
 def output_option(function: F) -> F:
     """`--output table|json`."""
     return click.option(
-        "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Form of the answer."
+        "--output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="Form of the answer.",
     )(function)

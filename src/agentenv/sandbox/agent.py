@@ -1,0 +1,241 @@
+"""Client of the guest agent's own calls: is it there, and `POST /init`.
+
+What clients ask of the agent goes through the proxy and never through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import h11
+
+from agentenv.errors import AenvError, GuestFault
+from agentenv.vmm.machine import Machine
+
+AGENT_PORT = 49983
+ENTROPY_BYTES = 256
+ANSWER_LIMIT_BYTES = 65536
+# A SYN to a booting guest is lost or refused, and the kernel repeats a lost one only after a second:
+# so a new attempt begins this often while the older ones may still succeed.
+DIAL_EVERY_S = 0.04
+DIAL_LIMIT_S = 1.0
+CALL_LIMIT_S = 30.0
+
+T = TypeVar("T")
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a booted or restored machine this sandbox."""
+
+    sandbox_id: str
+    template_id: str
+    hostname: str
+    machine_id: str
+    env: dict[str, str]
+    access_token: str | None
+    default_user: str
+    default_workdir: str | None
+
+
+def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str, Any]:
+    """The body of `POST /init`. The timestamp is RFC 3339 with nanoseconds, as E2B's own."""
+    seconds, fraction = divmod(now, 1)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(fraction * 1e9):09d}Z"
+    document: dict[str, Any] = {
+        "sandboxId": identity.sandbox_id,
+        "templateId": identity.template_id,
+        "hostname": identity.hostname,
+        "machineId": identity.machine_id,
+        "envVars": identity.env,
+        "timestamp": stamp,
+        "defaultUser": identity.default_user,
+        "entropy": base64.b64encode(entropy).decode(),
+    }
+    if identity.access_token is not None:
+        document["accessToken"] = identity.access_token
+    if identity.default_workdir is not None:
+        document["defaultWorkdir"] = identity.default_workdir
+    return document
+
+
+class Agent:
+    """One connection to the agent of the guest at `address`, made anew when it breaks."""
+
+    def __init__(self, address: str, port: int = AGENT_PORT) -> None:
+        self._address = address
+        self._port = port
+        self._streams: _Streams | None = None
+
+    async def wait_ready(self, machine: Machine, limit_s: float) -> None:
+        """Return once the agent has answered.
+
+        Raises:
+            GuestFault: the machine ended first, or there was no answer within `limit_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                await unless_exit(machine, self._first_answer())
+        except TimeoutError:
+            raise GuestFault(
+                f"the agent of machine {machine.spec.id} did not answer within {limit_s:g} s",
+                remedy="look at the machine's serial log; AENV_BOOT_TIMEOUT_S is the limit",
+            ) from None
+
+    async def _first_answer(self) -> None:
+        while True:
+            try:
+                await self.health()
+                return
+            except (OSError, GuestFault):  # the listener came up or went away under the request
+                await self.close()
+                await asyncio.sleep(DIAL_EVERY_S)
+
+    async def health(self) -> None:
+        """Ask whether the agent serves.
+
+        Raises:
+            GuestFault: it answers something else. OSError: it is not reached.
+        """
+        await self._call("GET", "/health", None)
+
+    async def init(self, identity: Identity) -> None:
+        """Give the guest its identity, the time and fresh randomness.
+
+        Raises:
+            GuestFault: the agent refuses or does not answer.
+        """
+        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
+        try:
+            await self._call("POST", "/init", json.dumps(document).encode())
+        except OSError as error:
+            raise GuestFault(f"the agent at {self._address} does not take /init: {error}") from error
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S):
+                if self._streams is None:
+                    self._streams = await dial(self._address, self._port)
+                status, answer = await _exchange(self._streams, method, path, self._address, body)
+        except TimeoutError:
+            await self.close()
+            raise GuestFault(
+                f"the agent at {self._address} did not answer {method} {path} within {CALL_LIMIT_S:g} s"
+            ) from None
+        except h11.RemoteProtocolError as error:
+            await self.close()
+            raise GuestFault(f"the agent at {self._address} answers with no HTTP: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        if not 200 <= status < 300:
+            text = answer.decode(errors="replace")[:500]
+            raise GuestFault(f"the agent answers {method} {path} with {status}: {text}")
+        return answer
+
+
+async def dial(address: str, port: int) -> _Streams:
+    """Connect, trying again and again until it succeeds or the caller gives up."""
+    connected: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
+    attempts: set[asyncio.Task[None]] = set()
+    try:
+        while not connected.done():
+            attempt = asyncio.create_task(_attempt(address, port, connected))
+            attempts.add(attempt)
+            attempt.add_done_callback(attempts.discard)
+            await asyncio.wait({connected}, timeout=DIAL_EVERY_S)
+        return connected.result()
+    except BaseException:
+        if connected.done():
+            connected.result()[1].close()
+        raise
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+
+
+async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams]) -> None:
+    try:
+        async with asyncio.timeout(DIAL_LIMIT_S):
+            streams = await asyncio.open_connection(address, port)
+    except OSError:  # refused, unreachable, or the time-out: the next attempt is already planned
+        return
+    if connected.done():
+        streams[1].close()
+    else:
+        connected.set_result(streams)
+
+
+async def _exchange(
+    streams: _Streams, method: str, path: str, host: str, body: bytes | None
+) -> tuple[int, bytes]:
+    """One request and its answer on an open connection."""
+    reader, writer = streams
+    connection = h11.Connection(h11.CLIENT)
+    headers = [("Host", host), ("Content-Length", str(len(body or b"")))]
+    if body is not None:
+        headers.append(("Content-Type", "application/json"))
+    parts = [connection.send(h11.Request(method=method, target=path, headers=headers))]
+    if body:
+        parts.append(connection.send(h11.Data(data=body)))
+    connection.send(h11.EndOfMessage())
+    writer.write(b"".join(part for part in parts if part))
+    status, answer = 0, b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            data = await reader.read(65536)
+            if not data and connection.their_state is h11.SEND_RESPONSE:
+                raise ConnectionResetError("the connection ended before the answer")
+            connection.receive_data(data)
+        elif isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            answer += bytes(event.data)
+            if len(answer) > ANSWER_LIMIT_BYTES:
+                raise GuestFault(f"the agent's answer to {method} {path} is too long")
+        elif isinstance(event, h11.EndOfMessage):
+            return status, answer
+
+
+async def unless_exit(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, given up when the machine ends first.
+
+    Raises:
+        GuestFault: the machine ended; the message says how.
+    """
+    task = asyncio.create_task(work)
+    exit_task = asyncio.create_task(machine.wait())
+    try:
+        await asyncio.wait({task, exit_task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        ended = exit_task.result()
+        raise GuestFault(f"machine {machine.spec.id} {ended.reason}: {ended.detail or 'no detail known'}")
+    finally:
+        for each in (task, exit_task):
+            each.cancel()
+        await asyncio.gather(task, exit_task, return_exceptions=True)
+
+
+def cause(error: BaseException) -> str:
+    """An error as the reason kept in a record."""
+    if isinstance(error, AenvError):
+        return str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return "the node stopped"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,63 @@
+"""One sandbox in memory: its record, its machine, and the operation under way on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from agentenv.errors import Conflict
+from agentenv.network.slot import Slot
+from agentenv.sandbox.records import Sandbox
+from agentenv.vmm.machine import Machine
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Live:
+    """A sandbox that has not ended. The service alone changes it."""
+
+    def __init__(self, record: Sandbox, machine: Machine | None = None, slot: Slot | None = None) -> None:
+        self.record = record
+        self.machine = machine
+        self.slot = slot
+        self.operation: asyncio.Task[Any] | None = None
+        self.watch: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is under way."""
+        return self.operation is not None and not self.operation.done()
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start the operation `work`; it runs to its end whoever waits for it."""
+        assert not self.busy, f"{self.record.id}: {name} while {self.operation} is under way"
+        task = asyncio.create_task(work, name=f"{name} {self.record.id}")
+        self.operation = task
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        if self.operation is task:
+            self.operation = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s: %s", task.get_name(), error)  # also retrieves it: its caller may be gone
+
+    async def settled(self, limit_s: float) -> None:
+        """Return once no operation is under way.
+
+        Raises:
+            Conflict: one still is after `limit_s` seconds.
+        """
+        if self.operation is None:
+            return
+        done, _ = await asyncio.wait({self.operation}, timeout=max(0.0, limit_s))
+        if not done:
+            raise Conflict(
+                f'Sandbox "{self.record.id}" is still {self.record.state}',
+                remedy="try again later",
+                retry_after=5,
+            )

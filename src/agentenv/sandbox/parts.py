@@ -1,0 +1,90 @@
+"""What the sandbox service needs of other rooms, as protocols: slots, templates, a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from agentenv.network.slot import Slot
+from agentenv.vmm.machine import GuestFiles, Layer
+
+
+class Slots(Protocol):
+    """Network slots, each owned by one sandbox at a time."""
+
+    async def acquire(self, owner: str) -> Slot:
+        """A free slot, recorded as `owner`'s.
+
+        Raises:
+            CapacityExceeded: none is free. HostFault: one could not be made.
+        """
+
+    async def release(self, slot: Slot) -> None:
+        """Take a slot back. Nothing of its owner's is reachable through it afterwards."""
+
+    async def adopt(self, owner: str) -> Slot | None:
+        """The slot that `owner` held in an earlier life of this node, if it is whole."""
+
+    async def reap(self, keep: set[str]) -> list[str]:
+        """Release every recorded slot whose owner is not in `keep`; returns their names."""
+
+
+class Template(Protocol):
+    """What of a template is needed to start from it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def build_id(self) -> str: ...
+    @property
+    def vcpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def disk_mib(self) -> int: ...
+    @property
+    def env(self) -> dict[str, str]: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def workdir(self) -> str | None: ...
+    @property
+    def layers(self) -> tuple[Layer, ...]: ...
+
+
+class Templates(Protocol):
+    """Templates by id or name."""
+
+    def get(self, reference: str) -> Template:
+        """The template of that id or name.
+
+        Raises:
+            NotFound: there is none.
+        """
+
+
+class Clock(Protocol):
+    """Wall time and a timer, so that tests need not wait."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after a delay; the answer cancels that."""
+
+
+class SystemClock:
+    """The host's clock and the running event loop's timer."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        return asyncio.get_running_loop().call_later(delay_s, callback).cancel
+
+
+GuestFilesSource = Callable[[], GuestFiles]

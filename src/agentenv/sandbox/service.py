@@ -1,0 +1,533 @@
+"""The sandboxes of this node: what can be done with them, one operation at a time each.
+
+A state is decided and committed synchronously, then the operation runs as a task of its own that
+finishes whatever its caller does. The rules are in `transitions`, the machines in `launch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from agentenv.config import Settings
+from agentenv.errors import AenvError, CapacityExceeded, Conflict, NotFound, NotImplementedYet, StoreFault
+from agentenv.proxy.directory import Route
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
+from agentenv.sandbox.agent import Agent, cause
+from agentenv.sandbox.expiry import Expiry
+from agentenv.sandbox.launch import AgentClient, Launcher
+from agentenv.sandbox.listing import Page, Query, select
+from agentenv.sandbox.live import Live
+from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Template, Templates
+from agentenv.sandbox.phases import Phases
+from agentenv.sandbox.records import Claim, Origin, Records, Sandbox, new_sandbox_id
+from agentenv.sandbox.recovery import recover_all
+from agentenv.sandbox.requests import Answer, Key, KeyReused, NewSandbox, Stopping, refuse_unsupported
+from agentenv.sandbox.transitions import (
+    ENDS,
+    REACHABLE,
+    SHOWN,
+    Enter,
+    Join,
+    Operation,
+    Outcome,
+    Refuse,
+    State,
+    Stay,
+    Wait,
+    decide,
+    settle,
+)
+from agentenv.vmm.machine import Exit, Hypervisor
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+TURN_LIMIT_S = 60.0
+EXPIRIES_AT_ONCE = 16
+EXPIRY_RETRY_S = 5.0
+STOP_GRACE_S = 10.0
+KEEP_CLAIMS_S = 24 * 3600.0
+KEEP_ENDED_S = 24 * 3600.0
+PRUNE_EVERY_S = 3600.0
+KEEP_PHASES = 1000
+
+EXPIRED = "its time-to-live ran out"
+
+GenerationEnd = Callable[[str, int], None]
+
+
+class Sandboxes:
+    """All sandboxes of a node. It is also the data plane's `Directory`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        ledger: Ledger,
+        hypervisor: Hypervisor,
+        slots: Slots,
+        templates: Templates,
+        guest_files: GuestFilesSource,
+        *,
+        clock: Clock | None = None,
+        agent_at: Callable[[str], AgentClient] = Agent,
+        turn_limit_s: float = TURN_LIMIT_S,
+    ) -> None:
+        self._settings = settings
+        self._records = Records(database)
+        self._boot_id = ledger.boot_id
+        self._hypervisor = hypervisor
+        self._slots = slots
+        self._templates = templates
+        self._launcher = Launcher(
+            hypervisor, slots, guest_files, agent_at, boot_timeout_s=settings.boot_timeout_s
+        )
+        self._clock = clock or SystemClock()
+        self._turn_limit_s = turn_limit_s
+        self._live: dict[str, Live] = {}
+        self._expiry = Expiry(self._clock, self._expire)
+        self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
+        self._background: set[asyncio.Task[None]] = set()
+        self._listeners: list[GenerationEnd] = []
+        self._stopping = False
+        self._pruned_at = 0.0
+        self.recent: deque[Phases] = deque(maxlen=KEEP_PHASES)
+
+    # Life of the service
+
+    async def start(self) -> None:
+        """Adopt the sandboxes of an earlier life, reap what else is left of it, and let time run on."""
+        adopted = await recover_all(
+            self._records, self._hypervisor, self._slots, boot_id=self._boot_id, now=self._clock.now()
+        )
+        for each in adopted:
+            live = Live(each.record, each.machine, each.slot)
+            self._live[each.record.id] = live
+            if live.machine is not None:
+                self._watch(live)
+            self._expiry.set(live.record.id, live.record.end_at)
+        self._prune()
+
+    async def stop(self, *, keep: bool = True) -> None:
+        """Begin nothing new, let operations under way end, and let go of the machines.
+
+        With `keep` the machines run on, to be adopted at the next start; else they are ended.
+        """
+        self._stopping = True
+        self._expiry.stop()
+        if not keep:
+            kills = (self.kill(each, why="the node stopped") for each in list(self._live))
+            await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
+        operations = {live.operation for live in self._live.values() if live.operation is not None}
+        if operations:
+            _, late = await asyncio.wait(operations, timeout=STOP_GRACE_S)
+            for operation in late:
+                operation.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        watches = [live.watch for live in self._live.values() if live.watch is not None]
+        for task in [*watches, *self._background]:
+            task.cancel()
+        await asyncio.gather(*watches, *self._background, return_exceptions=True)
+        for live in self._live.values():
+            if live.machine is not None:
+                live.machine.detach()
+        self._live.clear()
+
+    # Looking
+
+    def get(self, sandbox_id: str) -> Sandbox:
+        """The sandbox of that id.
+
+        Raises:
+            NotFound: there is none, or it has ended; the message says how where that is known.
+        """
+        live = self._live.get(sandbox_id)
+        if live is None or live.record.state not in SHOWN:
+            raise self._missing(sandbox_id)
+        return live.record
+
+    def list(self, query: Query) -> Page:
+        """A page of sandboxes."""
+        return select((live.record for live in self._live.values()), query)
+
+    @property
+    def count(self) -> int:
+        """Sandboxes that exist now, in whatever state."""
+        return len(self._live)
+
+    def route(self, sandbox_id: str) -> Route | None:
+        """See proxy.directory.Directory."""
+        live = self._live.get(sandbox_id)
+        return None if live is None else _route(live)
+
+    def by_signature(
+        self, path: str, operation: str, username: str, signature: str, expiration: str | None
+    ) -> Route | None:
+        """See proxy.directory.Directory; the signature is E2B's v1 (e2b-surface, signed urls)."""
+        for live in self._live.values():
+            token = live.record.access_token
+            if token is None or (route := _route(live)) is None:
+                continue
+            expected = file_signature(path, operation, username, token, expiration)
+            if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")):
+                return route
+        return None
+
+    def on_generation_end(self, callback: GenerationEnd) -> None:
+        """Have `callback(sandbox_id, generation)` called when a generation of a machine ends or is
+        given up: connections to it are to be aborted."""
+        self._listeners.append(callback)
+
+    # Operations
+
+    async def create(self, request: NewSandbox, key: Key | None = None) -> Answer:
+        """A new sandbox, running and with its agent ready.
+
+        A `key` seen before with the same request gives the sandbox that was made then.
+
+        Raises:
+            NotFound: no such template. CapacityExceeded: the node is full. KeyReused: see there.
+            GuestFault, HostFault, StoreFault: it could not be started; nothing is left of it.
+        """
+        if key is not None and (claim := self._records.claim(key.value)) is not None:
+            return await self._repeat(claim, key)
+        if self._stopping:
+            raise Stopping("the node is stopping", retry_after=10)
+        refuse_unsupported(request)
+        template = self._templates.get(request.template)
+        self._admit()
+        record = self._new_record(request, template)
+        self._records.insert(
+            record, None if key is None else Claim(key.value, key.request, record.id, record.started_at)
+        )
+        self._prune()
+        live = self._live[record.id] = Live(record)
+        return await _outcome(live.begin(self._create(live, template), "create"))
+
+    async def kill(self, sandbox_id: str, *, why: str = "killed") -> Phases:
+        """End a sandbox and release all it had; a second caller waits for the same end.
+
+        Raises:
+            NotFound: there is none. Conflict: another operation on it does not end.
+        """
+        return await _outcome(await self._begin_kill(sandbox_id, why, None))
+
+    async def connect(self, sandbox_id: str, timeout_s: int) -> Answer:
+        """The sandbox, running, for at least `timeout_s` seconds from now (never less than it had).
+
+        Raises:
+            NotFound, Conflict: as for `kill`.
+        """
+        live, verdict = await self._turn(sandbox_id, Operation.CONNECT)
+        if isinstance(verdict, Enter):
+            raise NotImplementedYet("resuming a paused sandbox is not part of this version yet")
+        self._set_end(live, max(live.record.end_at, self._clock.now() + timeout_s))
+        return Answer(live.record)
+
+    async def refresh(self, sandbox_id: str, duration_s: int) -> None:
+        """Let the sandbox live for at least `duration_s` seconds from now."""
+        live, _ = await self._turn(sandbox_id, Operation.TIMEOUT)
+        self._set_end(live, max(live.record.end_at, self._clock.now() + duration_s))
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        """Let the sandbox live `timeout_s` seconds from now, more or less than before. With 0 or less
+        its end has begun when this returns."""
+        live, _ = await self._turn(sandbox_id, Operation.TIMEOUT)
+        if timeout_s > 0:
+            self._set_end(live, self._clock.now() + timeout_s)
+        elif not live.busy:
+            self._enter_kill(live, "its time-to-live was set to 0", None)
+        else:  # a checkpoint or fork goes on first
+            self._set_end(live, self._clock.now())
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> Phases:
+        """Not part of this version yet."""
+        self.get(sandbox_id)
+        raise NotImplementedYet("pausing a sandbox is not part of this version yet")
+
+    # Turns
+
+    async def _turn(self, sandbox_id: str, operation: Operation) -> tuple[Live, Enter | Stay | Join]:
+        """Wait until `operation` may be carried out. The caller acts before it awaits anything."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._turn_limit_s
+        while True:
+            live = self._live.get(sandbox_id)
+            if live is None:
+                raise self._missing(sandbox_id)
+            verdict = decide(operation, live.record.state)
+            if isinstance(verdict, Refuse):
+                if live.record.state in ENDS:
+                    raise self._missing(sandbox_id)
+                raise verdict.error(f'Sandbox "{sandbox_id}" {verdict.reason}')
+            if not isinstance(verdict, Wait) and not (isinstance(verdict, Enter) and live.busy):
+                return live, verdict
+            await live.settled(deadline - loop.time())
+
+    def _commit(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
+        self._records.update(record, forget_claim=forget_claim)
+        live.record = record
+
+    def _commit_end(self, live: Live, state: State, reason: str, *, forget_claim: bool = False) -> None:
+        """Record an end. Where the store refuses, the next start makes up for it: the record still names
+        a state whose machine is gone."""
+        ended = live.record.with_state(state, ended_at=self._clock.now(), reason=reason)
+        try:
+            self._commit(live, ended, forget_claim=forget_claim)
+        except StoreFault as error:
+            log.error("the end of sandbox %s is not recorded: %s", ended.id, error)
+            live.record = ended
+
+    def _missing(self, sandbox_id: str) -> NotFound:
+        message = f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it"
+        live = self._live.get(sandbox_id)
+        record = live.record if live is not None else self._records.find(sandbox_id)
+        if record is not None and record.reason:
+            message = f"{message}: {'it failed: ' if record.state is State.FAILED else ''}{record.reason}"
+        return NotFound(message)
+
+    # Creating
+
+    def _admit(self) -> None:
+        """Refuse when the node is full. What is admitted is in `_live` before anybody else can ask."""
+        limit = self._settings.max_sandboxes
+        if len(self._live) >= limit:
+            raise CapacityExceeded(
+                f"the node holds {len(self._live)} sandboxes, its limit is {limit}",
+                remedy="kill some, or raise AENV_MAX_SANDBOXES",
+                retry_after=5,
+            )
+
+    def _new_record(self, request: NewSandbox, template: Template) -> Sandbox:
+        now = self._clock.now()
+        return Sandbox(
+            id=new_sandbox_id(),
+            state=State.CREATING,
+            template=Origin(template.id, template.name, template.build_id),
+            started_at=now,
+            end_at=now + request.timeout_s,
+            timeout_s=request.timeout_s,
+            vcpus=template.vcpus,
+            memory_mib=template.memory_mib,
+            disk_mib=template.disk_mib,
+            metadata=request.metadata,
+            env=request.env,
+            access_token=secrets.token_hex(32) if request.secure else None,
+            traffic_token=None if request.network.public else secrets.token_hex(32),
+            lifecycle=request.lifecycle,
+            network=request.network,
+            boot_id=self._boot_id,
+        )
+
+    async def _create(self, live: Live, template: Template) -> Answer:
+        phases = Phases("create", live.record.id)
+        try:
+            launched = await self._launcher.launch(
+                live.record,
+                template,
+                phases,
+                lambda slot, spec: self._commit(live, replace(live.record, slot=slot, machine=spec)),
+            )
+            live.machine, live.slot = launched.machine, launched.slot
+            try:
+                self._commit_running(live)
+            except StoreFault:
+                await self._launcher.release(live.machine, live.slot)
+                raise
+        except BaseException as error:
+            state = settle(Outcome.UNDONE, live.record.state)
+            self._commit_end(live, state, f"it could not be started: {cause(error)}", forget_claim=True)
+            del self._live[live.record.id]
+            log.warning("sandbox %s was not started: %s", live.record.id, cause(error))
+            raise
+        phases.finish()
+        self.recent.append(phases)
+        log.info("sandbox %s from template %s runs after %s", live.record.id, template.name, phases)
+        return Answer(live.record, phases)
+
+    def _commit_running(self, live: Live) -> None:
+        now = self._clock.now()
+        self._commit(
+            live,
+            live.record.with_state(
+                settle(Outcome.DONE, live.record.state), started_at=now, end_at=now + live.record.timeout_s
+            ),
+        )
+        self._watch(live)
+        self._expiry.set(live.record.id, live.record.end_at)
+
+    async def _repeat(self, claim: Claim, key: Key) -> Answer:
+        """The answer to a request that was made before."""
+        if claim.request != key.request:
+            raise KeyReused("this Idempotency-Key was used before with another request")
+        live = self._live.get(claim.sandbox_id)
+        if live is not None and live.record.state is State.CREATING and live.operation is not None:
+            answer: Answer = await _outcome(live.operation)
+            return answer
+        record = live.record if live is not None else self._records.find(claim.sandbox_id)
+        if record is None:
+            raise Conflict("the sandbox that this Idempotency-Key made is no longer known")
+        return Answer(record)
+
+    def _prune(self) -> None:
+        now = self._clock.now()
+        if now - self._pruned_at >= PRUNE_EVERY_S:
+            self._pruned_at = now
+            self._records.prune(ended_before=now - KEEP_ENDED_S, claims_before=now - KEEP_CLAIMS_S)
+
+    # Ending
+
+    async def _begin_kill(
+        self, sandbox_id: str, why: str, bound: asyncio.Semaphore | None
+    ) -> asyncio.Task[Phases]:
+        live, verdict = await self._turn(sandbox_id, Operation.KILL)
+        if isinstance(verdict, Join) and live.operation is not None:
+            return live.operation
+        return self._enter_kill(live, why, bound)
+
+    def _enter_kill(self, live: Live, why: str, bound: asyncio.Semaphore | None) -> asyncio.Task[Phases]:
+        if live.record.state is not State.KILLING:
+            self._commit(live, live.record.with_state(State.KILLING, reason=why))
+            self._leave(live)
+        return live.begin(self._kill(live, why, bound), "kill")
+
+    async def _kill(self, live: Live, why: str, bound: asyncio.Semaphore | None) -> Phases:
+        phases = Phases("kill", live.record.id)
+        if bound is not None:
+            await bound.acquire()
+        try:
+            with phases("release"):
+                await self._release(live)
+        finally:
+            if bound is not None:
+                bound.release()
+        phases.finish()
+        self.recent.append(phases)
+        log.info("sandbox %s: %s, released after %s", live.record.id, why, phases)
+        return phases
+
+    async def _release(self, live: Live) -> None:
+        """Release all that a sandbox has, and forget it. What fails is tried again later."""
+        try:
+            await self._launcher.release(live.machine, live.slot)
+        except BaseException:
+            self._retry_later(live.record.id)
+            raise
+        if live.record.state not in ENDS:
+            self._commit_end(live, settle(Outcome.DONE, live.record.state), live.record.reason or "killed")
+        self._live.pop(live.record.id, None)
+        self._expiry.drop(live.record.id)
+        if live.watch is not None:
+            live.watch.cancel()
+
+    def _retry_later(self, sandbox_id: str) -> None:
+        if sandbox_id in self._live:
+            self._expiry.set(sandbox_id, self._clock.now() + EXPIRY_RETRY_S)
+
+    def _leave(self, live: Live) -> None:
+        """The present generation is given up: no expiry, no new connections, and an end of the old ones."""
+        self._expiry.drop(live.record.id)
+        for listener in self._listeners:
+            listener(live.record.id, live.record.generation)
+
+    # Machines that end by themselves
+
+    def _watch(self, live: Live) -> None:
+        machine = live.machine
+        assert machine is not None
+        sandbox_id = live.record.id
+        machine.on_event(
+            lambda event, data: log.warning("sandbox %s: machine event %s %s", sandbox_id, event, data)
+        )
+        live.watch = asyncio.create_task(self._until_exit(live), name=f"watch {sandbox_id}")
+
+    async def _until_exit(self, live: Live) -> None:
+        assert live.machine is not None
+        ended = await live.machine.wait()
+        while live.operation is not None:  # it sees the exit itself
+            await asyncio.wait({live.operation})
+        if live.record.state is State.RUNNING:
+            live.begin(self._fail(live, _exit_reason(ended)), "release")
+
+    async def _fail(self, live: Live, reason: str) -> None:
+        log.warning("sandbox %s failed: %s", live.record.id, reason)
+        self._commit_end(live, settle(Outcome.DIED, live.record.state), reason)
+        self._leave(live)
+        await self._release(live)
+
+    # Time
+
+    def _set_end(self, live: Live, end_at: float) -> None:
+        if end_at != live.record.end_at:
+            self._commit(live, replace(live.record, end_at=end_at))
+            self._expiry.set(live.record.id, end_at)
+
+    def _expire(self, sandbox_id: str) -> None:
+        task = asyncio.create_task(self._expire_now(sandbox_id), name=f"expire {sandbox_id}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _expire_now(self, sandbox_id: str) -> None:
+        try:
+            live = self._live.get(sandbox_id)
+            if live is not None and live.record.state in ENDS and not live.busy:
+                await asyncio.shield(live.begin(self._release(live), "release"))
+            else:
+                await asyncio.shield(await self._begin_kill(sandbox_id, EXPIRED, self._expiries))
+        except NotFound:
+            pass
+        except AenvError as error:  # nobody waits for an expiry: it is tried again
+            log.warning("sandbox %s has expired and could not be ended yet: %s", sandbox_id, error)
+            self._retry_later(sandbox_id)
+
+
+async def _outcome(operation: asyncio.Task[T]) -> T:
+    """The result of an operation, which goes on when the caller is cancelled."""
+    try:
+        return await asyncio.shield(operation)
+    except asyncio.CancelledError:
+        if operation.cancelled():
+            raise Stopping("the node is stopping", retry_after=10) from None
+        raise
+
+
+def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:
+    """E2B's v1 signature of a file url: `v1_` and the unpadded base64 of a SHA-256."""
+    parts = [path, operation, username, token, *([expiration] if expiration is not None else [])]
+    digest = hashlib.sha256(":".join(parts).encode(errors="surrogateescape")).digest()
+    return "v1_" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _route(live: Live) -> Route | None:
+    record = live.record
+    if record.state not in REACHABLE or live.slot is None:
+        return None
+    return Route(
+        sandbox_id=record.id,
+        generation=record.generation,
+        address=live.slot.address,
+        access_token=record.access_token or "",
+        traffic_token=record.traffic_token,
+        public=record.network.public,
+    )
+
+
+def _exit_reason(ended: Exit) -> str:
+    words = {
+        "ended": "its machine was ended by something else than this node",
+        "shutdown": "the guest shut itself down",
+        "crashed": "its machine crashed",
+    }
+    status = "" if ended.status is None else f" (status {ended.status})"
+    return words[ended.reason] + status + (f": {ended.detail}" if ended.detail else "")

@@ -1,0 +1,122 @@
+"""Which modules of the standard library a set of programs needs, found by reading their imports.
+
+Reading rather than running: what a function imports only when called counts too, and nothing of
+the agent runs on the host. What is imported under a computed name is not seen; `ALWAYS` names it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+# What the interpreter itself looks for as it starts, runs `-m`, and prints a traceback.
+ALWAYS = (
+    *("encodings", "encodings.aliases", "encodings.ascii", "encodings.idna", "encodings.latin_1"),
+    *("encodings.utf_8", "codecs", "io", "abc", "os", "stat", "posixpath", "genericpath", "runpy"),
+    *("pkgutil", "importlib.util", "importlib.machinery", "linecache", "traceback", "warnings"),
+)
+# Reached by imports that an agent never executes (interactive help, tests, windows, graphics).
+LEFT_OUT = frozenset(
+    (
+        *("test", "unittest", "doctest", "pdb", "bdb", "cmd", "code", "codeop", "pydoc", "pydoc_data"),
+        *(
+            "tkinter",
+            "turtle",
+            "idlelib",
+            "lib2to3",
+            "distutils",
+            "setuptools",
+            "ensurepip",
+            "venv",
+            "curses",
+        ),
+        *(
+            "readline",
+            "rlcompleter",
+            "sqlite3",
+            "xmlrpc",
+            "webbrowser",
+            "antigravity",
+            "this",
+            "site",
+            "_pyrepl",
+        ),
+        *("ctypes.macholib", "multiprocessing.dummy", "asyncio.windows_events", "asyncio.windows_utils"),
+        *("asyncio.__main__", "sre_compile", "sre_parse", "sre_constants"),
+    )
+)
+
+
+class Library:
+    """A standard library: a directory of sources and one of extension modules."""
+
+    def __init__(self, sources: Path) -> None:
+        self.sources = sources
+        self.extensions = sources / "lib-dynload"
+
+    def source(self, name: str) -> Path | None:
+        """The file of a pure module or package."""
+        base = self.sources.joinpath(*name.split("."))
+        for path in (base / "__init__.py", base.with_name(base.name + ".py")):
+            if path.is_file():
+                return path
+        return None
+
+    def extension(self, name: str) -> Path | None:
+        """The shared object of an extension module, unless it is built into the interpreter."""
+        found = sorted(self.extensions.glob(f"{name}.cpython-*.so")) + sorted(
+            self.extensions.glob(f"{name}.so")
+        )
+        return found[0] if found else None
+
+    def closure(self, programs: Iterable[Path]) -> dict[str, Path]:
+        """Module name → file of all that the programs and `ALWAYS` import, directly or not."""
+        found: dict[str, Path] = {}
+        waiting = [*ALWAYS]
+        for program in programs:
+            waiting += imports(program.read_bytes(), package="")
+        while waiting:
+            name = waiting.pop()
+            path = None if name in found or _left_out(name) else self._file(name)
+            if path is not None:
+                found[name] = path
+                waiting += _parents(name)
+                if path.suffix == ".py":
+                    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+                    waiting += imports(path.read_bytes(), package)
+        return dict(sorted(found.items()))
+
+    def _file(self, name: str) -> Path | None:
+        if name in sys.builtin_module_names:
+            return None
+        return self.source(name) or self.extension(name)
+
+
+def imports(source: bytes, package: str) -> Iterator[str]:
+    """Every name that a source file may import; `from a import b` gives both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node.module, node.level, package)
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _absolute(module: str | None, level: int, package: str) -> str:
+    if not level:
+        return module or ""
+    kept = package.split(".")[: len(package.split(".")) - (level - 1)]
+    return ".".join([*kept, *([module] if module else [])])
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _left_out(name: str) -> bool:
+    return name in LEFT_OUT or any(parent in LEFT_OUT for parent in _parents(name))

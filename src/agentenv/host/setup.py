@@ -1,0 +1,95 @@
+"""`setup`: make this host's data directory ready for a node. Repeating it changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.config import Settings
+from agentenv.errors import HostFault
+from agentenv.guestimage import build as guest
+from agentenv.guestimage.steps import Report, step
+
+LONG = {"kernel": "looking for the guest kernel"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What setup came to: the parts that it made or changed."""
+
+    changed: tuple[str, ...]
+
+
+def silent(line: str) -> None:
+    """A progress callback for those who do not care."""
+
+
+def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: bool = False) -> Outcome:
+    """Make the directories, the guest's files, and the choice of accelerator.
+
+    Blocking. `say` gets a line for every step that ends, with the time it took, and one as a long
+    step begins; with `refresh`, a newer guest kernel is looked for.
+
+    Raises:
+        HostIncapable: a program or package is missing; the error says how to get it.
+        HostFault: something that should work failed, as a download.
+    """
+    changed: list[str] = []
+
+    def progress(report: Report) -> None:
+        line = describe(report)
+        if line:
+            say(line)
+
+    with step("directories", progress) as current:
+        made = make_directories(settings)
+        current.changed = bool(made)
+        current.detail = str(settings.home)
+        changed += made
+    changed += guest.build(settings, progress, refresh=refresh).made
+    return Outcome(tuple(changed))
+
+
+def describe(report: Report) -> str:
+    """A report as a line for people; empty for one that says nothing."""
+    match report.state:
+        case "begun":
+            return LONG.get(report.step, "")
+        case "unchanged":
+            return f"{report.step}: unchanged ({report.detail})"
+        case "failed":
+            return f"{report.step}: failed"
+        case _:
+            return f"{report.step}: {report.detail} ({report.seconds:.1f} s)"
+
+
+def directories(settings: Settings) -> dict[Path, int]:
+    """Each directory of the node and its mode.
+
+    A machine's process is no root and must reach its files by name; nobody needs to list them.
+    """
+    return {
+        settings.home: 0o711,
+        settings.guest_dir: 0o755,
+        settings.images_dir: 0o711,
+        settings.machines_dir: 0o711,
+    }
+
+
+def make_directories(settings: Settings) -> list[str]:
+    """Make what is absent of the node's directories and give each its mode; returns what changed."""
+    changed = []
+    for path, mode in directories(settings).items():
+        try:
+            if not path.is_dir():
+                path.mkdir(parents=True)
+            elif path.stat().st_mode & 0o7777 == mode:
+                continue
+            path.chmod(mode)
+        except OSError as error:
+            remedy = "run as root, or set AENV_HOME to a directory of your own" if os.geteuid() else None
+            raise HostFault(f"cannot make {path}: {error.strerror}", remedy=remedy) from None
+        changed.append(str(path))
+    return changed

@@ -1,0 +1,85 @@
+"""Fixtures for tests against a real node; one node and one sandbox serve a whole run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2b import Sandbox
+
+from support.home import linked_home, prepared_home
+from support.running import RunningNode
+
+LOGS = Path(__file__).parents[2] / "test-logs"
+
+
+@pytest.fixture(scope="session")
+def node_directory() -> Iterator[Path]:
+    """A directory on the prepared home's filesystem, for data that costs links."""
+    directory = prepared_home() / "test-nodes"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
+    """Starts nodes by name, each with data of its own, and ends those that still run."""
+    started: list[RunningNode] = []
+
+    def factory(name: str, **settings: str) -> RunningNode:
+        LOGS.mkdir(exist_ok=True)
+        home = linked_home(node_directory / name)
+        node = RunningNode(home, Path(f"/run/aenv-t-{name}"), LOGS / f"{name}.log", **settings)
+        started.append(node)
+        return node
+
+    yield factory
+    for node in started:
+        node.close()
+
+
+@pytest.fixture(scope="session")
+def node(node_factory: Callable[..., RunningNode]) -> RunningNode:
+    """The node that most tests share."""
+    return node_factory("shared")
+
+
+@pytest.fixture(scope="session")
+def e2b_environment(node: RunningNode) -> Iterator[None]:
+    """E2B's clients in this process use the shared node."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in node.client_environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_sandbox(e2b_environment: None) -> Iterator[Sandbox]:
+    sandbox = Sandbox.create("base", timeout=3600, request_timeout=120)
+    yield sandbox
+    sandbox.kill()
+
+
+@pytest.fixture
+def sandbox(shared_sandbox: Sandbox) -> Sandbox:
+    """A sandbox that tests share: leave it as it was."""
+    return shared_sandbox
+
+
+@pytest.fixture
+def sandbox_factory(e2b_environment: None) -> Iterator[Callable[..., Sandbox]]:
+    """Makes sandboxes of the template `base` and kills them at the end of the test."""
+    made: list[Sandbox] = []
+
+    def factory(**given: Any) -> Sandbox:
+        made.append(Sandbox.create("base", **{"timeout": 300, "request_timeout": 120, **given}))
+        return made[-1]
+
+    yield factory
+    for sandbox in made:
+        sandbox.kill()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]

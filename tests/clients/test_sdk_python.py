@@ -20,6 +20,7 @@ from e2b import (
     SandboxState,
     TimeoutException,
 )
+
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]

@@ -1,0 +1,165 @@
+"""Bodies of requests and answers, with E2B's exact names (its OpenAPI file, and the v2 calls that only
+its clients show). Unknown fields are ignored; a null is the same as an absent field."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ENVD_VERSION = "0.6.13"
+CLIENT_ID = "agentenv"
+
+
+class Asked(BaseModel):
+    """A request's body: types are not converted."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class AutoResume(Asked):
+    enabled: bool = False
+
+
+class NetworkConfig(Asked):
+    """What traffic a sandbox may send and receive."""
+
+    allowOut: list[str] | None = None
+    denyOut: list[str] | None = None
+    dnsServers: list[str] | None = None
+    egressProxy: dict[str, Any] | None = None
+    allowPublicTraffic: bool | None = None
+    maskRequestHost: str | None = None
+    httpsPorts: list[int] | None = None
+    rules: dict[str, Any] | None = None
+
+
+class CreateBody(Asked):
+    """A sandbox that is wanted; `timeout` in seconds."""
+
+    templateID: str = Field(min_length=1, max_length=256)
+    timeout: int | None = None
+    autoPause: bool | None = None
+    autoPauseMemory: bool | None = None
+    autoResume: AutoResume | None = None
+    allow_internet_access: bool | None = None
+    network: NetworkConfig | None = None
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None
+    mcp: dict[str, Any] | None = None
+    iam: dict[str, Any] | None = None
+    volumeMounts: list[dict[str, Any]] | None = None
+
+
+class CreateBodyV1(CreateBody):
+    """The older call: access to the agent is open unless `secure` is true."""
+
+    secure: bool | None = None
+
+
+class ConnectBody(Asked):
+    """`memory: false` starts a paused sandbox from its disk alone."""
+
+    timeout: int | None = None
+    memory: bool | None = None
+
+
+class TimeoutBody(Asked):
+    timeout: int
+
+
+class RefreshBody(Asked):
+    duration: int | None = Field(default=None, ge=0, le=3600)
+
+
+class PauseBody(Asked):
+    memory: bool | None = None
+    requireHealthyGuest: bool | None = None
+
+
+class Given(BaseModel):
+    """An answer's body: what is None is left out."""
+
+
+class Fault(Given):
+    """The body of every error; `code` equals the HTTP status."""
+
+    code: int
+    message: str
+
+
+class SandboxAnswer(Given):
+    """A sandbox that was created or connected to."""
+
+    templateID: str
+    sandboxID: str
+    clientID: str = CLIENT_ID
+    envdVersion: str = ENVD_VERSION
+    alias: str | None = None
+    envdAccessToken: str | None = None
+    trafficAccessToken: str | None = None
+    domain: str | None = None
+
+
+class ListedSandbox(Given):
+    """A sandbox in a list; sizes in MiB."""
+
+    templateID: str
+    sandboxID: str
+    clientID: str = CLIENT_ID
+    envdVersion: str = ENVD_VERSION
+    alias: str | None = None
+    startedAt: str
+    endAt: str
+    cpuCount: int
+    memoryMB: int
+    diskSizeMB: int
+    state: Literal["running", "paused"]
+    metadata: dict[str, str] | None = None
+
+
+class LifecycleAnswer(Given):
+    onTimeout: Literal["kill", "pause"]
+    autoResume: bool
+
+
+class SandboxDetail(ListedSandbox):
+    """All that is told about one sandbox."""
+
+    envdAccessToken: str | None = None
+    domain: str | None = None
+    allowInternetAccess: bool | None = None
+    network: dict[str, Any] | None = None
+    lifecycle: LifecycleAnswer | None = None
+
+
+class TemplateAnswer(Given):
+    """A template; `createdBy` and `lastSpawnedAt` are null, and shown so, where they are not known."""
+
+    templateID: str
+    buildID: str
+    cpuCount: int
+    memoryMB: int
+    diskSizeMB: int
+    public: bool = True
+    aliases: list[str]
+    names: list[str]
+    createdAt: str
+    updatedAt: str
+    createdBy: None = None
+    lastSpawnedAt: str | None = None
+    spawnCount: int = 0
+    buildCount: int = 1
+    envdVersion: str = ENVD_VERSION
+    buildStatus: Literal["waiting", "building", "ready", "error"] = "ready"
+
+
+class TemplateAlias(Given):
+    templateID: str
+    public: bool = True
+
+
+def rfc3339(seconds: float) -> str:
+    """A time since the epoch as RFC 3339 in UTC, with microseconds and `Z`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

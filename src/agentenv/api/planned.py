@@ -1,0 +1,53 @@
+"""Parts of E2B's interface that this version lacks: known, and refused with a clear 501.
+
+An unknown route's 404 would be read by clients as "no such sandbox".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, Response
+
+from agentenv.errors import NotImplementedYet
+
+PLANNED = (
+    ("POST", "/sandboxes/{sandbox_id}/resume", "resuming a paused sandbox"),
+    ("POST", "/sandboxes/{sandbox_id}/snapshots", "snapshots of sandboxes"),
+    ("POST", "/sandboxes/{sandbox_id}/fork", "forking"),
+    ("PUT", "/sandboxes/{sandbox_id}/network", "network rules"),
+    ("GET", "/sandboxes/{sandbox_id}/metrics", "metrics of sandboxes"),
+    ("GET", "/sandboxes/metrics", "metrics of sandboxes"),
+    ("GET", "/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
+    ("GET", "/v2/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
+    ("GET", "/snapshots", "snapshots"),
+    ("DELETE", "/templates/{template_id:path}", "deleting templates through the API"),
+    ("POST", "/v3/templates", "building templates through the API"),
+    ("POST", "/v2/templates", "building templates through the API"),
+    ("POST", "/templates", "building templates through the API"),
+    ("POST", "/templates/tags", "tags of templates"),
+    ("GET", "/templates/{template_id}/tags", "tags of templates"),
+    ("PATCH", "/v2/templates/{template_id}", "changing templates"),
+    ("GET", "/templates/{template_id}/files/{digest}", "building templates through the API"),
+    ("POST", "/v2/templates/{template_id}/builds/{build_id}", "building templates through the API"),
+    ("GET", "/templates/{template_id}/builds/{build_id}/status", "building templates through the API"),
+    ("GET", "/volumes", "volumes"),
+    ("POST", "/volumes", "volumes"),
+    ("GET", "/secrets", "secrets"),
+    ("POST", "/secrets", "secrets"),
+)
+
+
+def routes() -> APIRouter:
+    """A route for each that refuses."""
+    router = APIRouter(include_in_schema=False)
+    for method, path, what in PLANNED:
+        router.add_api_route(path, _refusal(what), methods=[method])
+    return router
+
+
+def _refusal(what: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise NotImplementedYet(f"{what}: not part of this version")
+
+    return refuse

@@ -1,0 +1,152 @@
+"""From what came over HTTP to what the sandbox service is asked; all refusals of values are here."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from urllib.parse import unquote
+
+from agentenv.api.models import CreateBody, CreateBodyV1, NetworkConfig
+from agentenv.config import Settings
+from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.sandbox.listing import LIMIT_MAX, Query
+from agentenv.sandbox.records import Lifecycle, Network
+from agentenv.sandbox.requests import Key, NewSandbox
+
+_KEY = re.compile(r"[a-z0-9-]{1,255}")
+_STATES = frozenset({"running", "paused"})
+_UNSUPPORTED = ("mcp", "iam", "volumeMounts")
+
+
+def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
+    """The sandbox that a create call wants.
+
+    Raises:
+        InvalidRequest: a value cannot be right. NotImplementedYet: it asks for what there is not.
+    """
+    for name in _UNSUPPORTED:
+        if getattr(body, name):
+            raise NotImplementedYet(f"{name} is not part of this version")
+    v1 = isinstance(body, CreateBodyV1)
+    default_s = settings.timeout_v1_s if v1 else settings.timeout_s
+    return NewSandbox(
+        template=body.templateID,
+        timeout_s=create_timeout(body.timeout, default_s, settings.timeout_max_s),
+        metadata=body.metadata or {},
+        env=_variables(body.envVars or {}),
+        secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
+        lifecycle=_lifecycle(body),
+        network=_network(body.network, body.allow_internet_access),
+    )
+
+
+def create_timeout(asked: int | None, default_s: int, max_s: int) -> int:
+    """The time-to-live of a new sandbox, in seconds."""
+    if asked is not None and asked <= 0:
+        raise InvalidRequest(f"timeout: must be greater than 0, is {asked}")
+    return bounded_timeout(asked if asked is not None else min(default_s, max_s), max_s)
+
+
+def connect_timeout(asked: int | None, default_s: int, max_s: int) -> int:
+    """The least time that a connected sandbox is to live from now, in seconds."""
+    if asked is not None and asked < 0:
+        raise InvalidRequest(f"timeout: must not be negative, is {asked}")
+    return bounded_timeout(asked if asked is not None else min(default_s, max_s), max_s)
+
+
+def bounded_timeout(asked: int, max_s: int) -> int:
+    """A time-to-live as it was asked, refused when it is above the node's limit."""
+    if asked > max_s:
+        raise InvalidRequest(f"timeout: {asked} s is more than this node's limit of {max_s} s")
+    return asked
+
+
+def _variables(given: dict[str, str]) -> dict[str, str]:
+    for name, value in given.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidRequest(f"envVars: {name!r} cannot be an environment variable")
+    return given
+
+
+def _lifecycle(body: CreateBody) -> Lifecycle:
+    memory = body.autoPauseMemory is not False
+    resume = body.autoResume is not None and body.autoResume.enabled
+    if resume and not memory:
+        raise InvalidRequest("autoResume cannot be combined with autoPauseMemory: false")
+    return Lifecycle("pause" if body.autoPause else "kill", resume, memory)
+
+
+def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
+    if given is None:
+        return Network(internet=internet)
+    shown = given.model_dump(exclude_none=True)
+    return Network(public=given.allowPublicTraffic is not False, internet=internet, given=shown or None)
+
+
+def idempotency_key(value: str | None, body: CreateBody) -> Key | None:
+    """The key of a create call, bound to what the call asked for.
+
+    Raises:
+        InvalidRequest: it is not 1 to 255 lowercase letters, digits and hyphens.
+    """
+    if value is None:
+        return None
+    if _KEY.fullmatch(value) is None:
+        raise InvalidRequest("Idempotency-Key must be 1 to 255 lowercase letters, digits and hyphens")
+    request = f"{type(body).__name__} {body.model_dump_json(exclude_unset=True)}"
+    return Key(value, hashlib.sha256(request.encode()).hexdigest())
+
+
+def metadata_filter(value: str | None) -> dict[str, str]:
+    """The pairs of a metadata query, of which the framework has undone one level of encoding.
+
+    E2B's clients encode keys and values, then the pairs, then the query (e2b-surface, metadata query).
+    """
+    if not value:
+        return {}
+    pairs = (part.partition("=") for part in unquote(value).split("&") if part)
+    return {unquote(key): unquote(content) for key, _, content in pairs}
+
+
+def list_query(
+    *,
+    metadata: str | None,
+    states: list[str] | None,
+    order: str | None,
+    started_after: str | None,
+    template: str | None,
+    limit: int | None,
+    token: str | None,
+) -> Query:
+    """What a v2 list call asks for.
+
+    Raises:
+        InvalidRequest: a value is not allowed.
+    """
+    chosen = frozenset(part for each in states or [] for part in each.split(",") if part)
+    if not chosen <= _STATES:
+        raise InvalidRequest(f"state: {', '.join(sorted(chosen - _STATES))} is none of running, paused")
+    if order not in (None, "", "asc", "desc"):
+        raise InvalidRequest(f"order: {order!r} is none of asc, desc")
+    if limit is not None and not 1 <= limit <= LIMIT_MAX:
+        raise InvalidRequest(f"limit: must be 1 to {LIMIT_MAX}, is {limit}")
+    return Query(
+        states=chosen or _STATES,
+        metadata=metadata_filter(metadata),
+        template=template or None,
+        started_after=timestamp(started_after) if started_after else None,
+        ascending=order == "asc",
+        limit=limit or LIMIT_MAX,
+        token=token or None,
+    )
+
+
+def timestamp(text: str) -> float:
+    """An RFC 3339 time as seconds since the epoch; without a zone it is UTC."""
+    try:
+        # an unencoded "+" of the zone arrives as a space
+        moment = datetime.fromisoformat(text.strip().replace(" ", "+") if "T" in text else text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"startedAfter: {text!r} is not an RFC 3339 time") from None

@@ -1,0 +1,145 @@
+"""Routes of sandboxes, v1 and v2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from agentenv.api import answers, requests
+from agentenv.api.models import (
+    ConnectBody,
+    CreateBody,
+    CreateBodyV1,
+    ListedSandbox,
+    PauseBody,
+    RefreshBody,
+    SandboxAnswer,
+    SandboxDetail,
+    TimeoutBody,
+)
+from agentenv.config import Settings
+from agentenv.sandbox import listing
+from agentenv.sandbox.service import Sandboxes
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
+Metadata = Annotated[str | None, Query()]
+DomainFor = Callable[[Request], str | None]
+
+
+def routes(service: Sandboxes, settings: Settings, domain_for: DomainFor) -> APIRouter:
+    """All sandbox routes over `service`."""
+    router = APIRouter(tags=["sandboxes"])
+    _creating(router, service, settings, domain_for)
+    _looking(router, service, domain_for)
+    _living(router, service, settings, domain_for)
+    return router
+
+
+def _creating(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:
+    async def create(request: Request, body: CreateBody, key: str | None) -> JSONResponse:
+        wanted = requests.new_sandbox(body, settings)
+        answer = await service.create(wanted, requests.idempotency_key(key, body))
+        headers = {**answers.timing(answer.phases), "x-agentenv-sandbox-id": answer.sandbox.id}
+        return answers.json(answers.created(answer.sandbox, domain_for(request)), 201, headers=headers)
+
+    @router.post("/v2/sandboxes", status_code=201, response_model=SandboxAnswer)
+    async def create_v2(request: Request, body: CreateBody, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox. Its agent always wants the access token of the answer."""
+        return await create(request, body, key)
+
+    @router.post("/sandboxes", status_code=201, response_model=SandboxAnswer)
+    async def create_v1(request: Request, body: CreateBodyV1, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox (the older call)."""
+        return await create(request, body, key)
+
+
+def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> None:
+    @router.get("/v2/sandboxes", response_model=list[ListedSandbox])
+    async def list_v2(
+        metadata: Metadata = None,
+        state: Annotated[list[str] | None, Query()] = None,
+        order: str | None = None,
+        startedAfter: str | None = None,
+        template: str | None = None,
+        limit: int | None = None,
+        nextToken: str | None = None,
+    ) -> Response:
+        """List sandboxes, newest first. The header `x-next-token` is there when more follow."""
+        page = service.list(
+            requests.list_query(
+                metadata=metadata,
+                states=state,
+                order=order,
+                started_after=startedAfter,
+                template=template,
+                limit=limit,
+                token=nextToken,
+            )
+        )
+        headers = {"X-Total-Running": str(page.total_running)}
+        if page.next_token:
+            headers["x-next-token"] = page.next_token
+        return answers.json([answers.listed(each) for each in page.sandboxes], headers=headers)
+
+    @router.get("/sandboxes", response_model=list[ListedSandbox])
+    async def list_v1(metadata: Metadata = None) -> Response:
+        """List all running sandboxes (the older call)."""
+        query = listing.Query(
+            states=frozenset({"running"}), metadata=requests.metadata_filter(metadata), limit=None
+        )
+        return answers.json([answers.listed(each) for each in service.list(query).sandboxes])
+
+    @router.get("/sandboxes/{sandbox_id}", response_model=SandboxDetail)
+    async def get(request: Request, sandbox_id: str) -> Response:
+        """Look at one sandbox."""
+        return answers.json(answers.detail(service.get(sandbox_id), domain_for(request)))
+
+
+def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:
+    async def connect(request: Request, sandbox_id: str, timeout: int | None) -> JSONResponse:
+        timeout_s = requests.connect_timeout(timeout, settings.timeout_s, settings.timeout_max_s)
+        answer = await service.connect(sandbox_id, timeout_s)
+        return answers.json(
+            answers.created(answer.sandbox, domain_for(request)),
+            201 if answer.resumed else 200,
+            headers=answers.timing(answer.phases),
+        )
+
+    @router.post("/v2/sandboxes/{sandbox_id}/connect", response_model=SandboxAnswer)
+    async def connect_v2(request: Request, sandbox_id: str, body: ConnectBody | None = None) -> Response:
+        """Have a sandbox running for at least `timeout` more seconds: 200 when it was, 201 when resumed."""
+        return await connect(request, sandbox_id, body.timeout if body else None)
+
+    @router.post("/sandboxes/{sandbox_id}/connect", response_model=SandboxAnswer)
+    async def connect_v1(request: Request, sandbox_id: str, body: ConnectBody | None = None) -> Response:
+        """The same (the older call)."""
+        return await connect(request, sandbox_id, body.timeout if body else None)
+
+    @router.delete("/sandboxes/{sandbox_id}", status_code=204)
+    async def kill(sandbox_id: str) -> Response:
+        """Kill a sandbox."""
+        phases = await service.kill(sandbox_id)
+        return Response(status_code=204, headers=answers.timing(phases))
+
+    @router.post("/sandboxes/{sandbox_id}/timeout", status_code=204)
+    async def set_timeout(sandbox_id: str, body: TimeoutBody) -> Response:
+        """Let a sandbox live `timeout` seconds from now; 0 or less ends it now."""
+        timeout_s = requests.bounded_timeout(max(0, body.timeout), settings.timeout_max_s)
+        await service.set_timeout(sandbox_id, timeout_s)
+        return Response(status_code=204)
+
+    @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)
+    async def refresh(sandbox_id: str, body: Annotated[RefreshBody | None, Body()] = None) -> Response:
+        """Let a sandbox live at least `duration` seconds (default 15, at most 3600) from now."""
+        duration = body.duration if body and body.duration is not None else settings.timeout_v1_s
+        await service.refresh(sandbox_id, duration)
+        return Response(status_code=204)
+
+    @router.post("/sandboxes/{sandbox_id}/pause", status_code=204)
+    async def pause(sandbox_id: str, body: PauseBody | None = None) -> Response:
+        """Pause a sandbox."""
+        phases = await service.pause(sandbox_id, memory=body is None or body.memory is not False)
+        return Response(status_code=204, headers=answers.timing(phases))

@@ -1,0 +1,78 @@
+"""Routes of templates: looking only. Building comes with a later version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from agentenv.api import answers
+from agentenv.api.models import TemplateAlias, TemplateAnswer, rfc3339
+from agentenv.sandbox.parts import Template
+
+
+class ListedTemplate(Template, Protocol):
+    """What of a template is shown."""
+
+    @property
+    def created_at(self) -> float: ...
+
+
+class Catalogue(Protocol):
+    """The templates of this node."""
+
+    def get(self, reference: str) -> ListedTemplate:
+        """The template of that id or name; NotFound when there is none."""
+
+    def list(self) -> Sequence[ListedTemplate]:
+        """All of them."""
+
+
+def routes(catalogue: Catalogue) -> APIRouter:
+    """The template routes over `catalogue`."""
+    router = APIRouter(tags=["templates"])
+
+    @router.get("/templates", response_model=list[TemplateAnswer])
+    async def list_v1() -> Response:
+        """List templates."""
+        return _listed(catalogue)
+
+    @router.get("/v2/templates", response_model=list[TemplateAnswer])
+    async def list_v2() -> Response:
+        """List templates."""
+        return _listed(catalogue)
+
+    @router.get("/templates/aliases/{alias:path}", response_model=TemplateAlias)
+    async def by_alias(alias: str) -> Response:
+        """Whether a template of that name exists, and its id."""
+        return answers.json(TemplateAlias(templateID=catalogue.get(alias).id))
+
+    @router.get("/templates/{template_id}", response_model=TemplateAnswer)
+    async def get(template_id: str) -> Response:
+        """Look at one template."""
+        shown = _fields(catalogue.get(template_id))
+        builds = [{"buildID": shown["buildID"], "status": "ready", "createdAt": shown["createdAt"]}]
+        return JSONResponse({**shown, "builds": builds})
+
+    return router
+
+
+def _listed(catalogue: Catalogue) -> JSONResponse:
+    return JSONResponse([_fields(each) for each in catalogue.list()])
+
+
+def _fields(template: ListedTemplate) -> dict[str, Any]:
+    moment = rfc3339(template.created_at)
+    return TemplateAnswer(
+        templateID=template.id,
+        buildID=template.build_id,
+        cpuCount=template.vcpus,
+        memoryMB=template.memory_mib,
+        diskSizeMB=template.disk_mib,
+        aliases=[template.name],
+        names=[template.name],
+        createdAt=moment,
+        updatedAt=moment,
+    ).model_dump()

@@ -111,6 +111,18 @@ class Settings(BaseSettings):
         default="10.192.0.0/12",
         description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",
     )
+    denied_ranges: list[str] = Field(
+        default_factory=lambda: [
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+        ],
+        description="IPv4 ranges that no sandbox reaches: private networks and metadata addresses, "
+        "exactly those listed. The host itself and other sandboxes are refused whatever is listed.",
+    )
     nameservers: list[str] = Field(
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )

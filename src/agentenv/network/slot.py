@@ -10,11 +10,17 @@ GUEST_ADDRESS = "169.254.0.21"
 GUEST_PREFIX = 30
 GATEWAY_ADDRESS = "169.254.0.22"  # also the guest's name server
 GUEST_MAC = "02:fc:00:00:00:05"
+# Fixed as well: a guest restored from a snapshot still knows its gateway by this one.
+GATEWAY_MAC = "02:fc:00:00:00:06"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A namespace with a tap for one machine, and the address at which the host reaches its guest."""
+    """A namespace with a tap for one machine, and the address at which the host reaches its guest.
+
+    `lease` tells two successive uses of one index apart: a slot that was given back and taken
+    again has another lease.
+    """
 
     index: int
     name: str
@@ -23,3 +29,4 @@ class Slot:
     mac: str
     address: str
     uid: int
+    lease: int = 0

@@ -1,0 +1,270 @@
+"""A slot in the kernel: its namespace, links, addresses and rules made, checked and removed.
+
+Everything here blocks for milliseconds and moves the calling thread between namespaces, so it
+runs in threads kept for it (see slots.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from agentenv.errors import HostFault
+from agentenv.network import netlink, nft
+from agentenv.network.netlink import Rtnetlink
+from agentenv.network.slot import GATEWAY_ADDRESS, GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, GUEST_PREFIX
+
+NAMESPACES = Path("/run/netns")  # where `ip netns` looks
+
+# Both ends' hardware addresses are fixed and entered as neighbours: no ARP goes over a veth pair.
+_HOST_MAC = "02:fc:00:00:00:01"
+_UPLINK_MAC = "02:fc:00:00:00:02"
+
+_TUNSETIFF, _TUNSETPERSIST, _TUNSETOWNER = 0x400454CA, 0x400454CB, 0x400454CC
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+_CLONE_NEWNET = 0x40000000
+_MS_BIND, _MNT_DETACH = 4096, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """All that a slot is made from."""
+
+    name: str
+    address: IPv4Address
+    node: IPv4Address
+    uid: int
+    mtu: int
+
+    @property
+    def namespace(self) -> Path:
+        """The file that names the namespace."""
+        return NAMESPACES / self.name
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def _set_namespace(descriptor: int) -> None:
+    _checked(_libc.setns(descriptor, _CLONE_NEWNET), "setns")
+
+
+@contextmanager
+def _returning() -> Iterator[None]:
+    """Bring the thread back to its namespace, whichever it goes to meanwhile."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            yield
+        finally:
+            if _libc.setns(home, _CLONE_NEWNET) != 0:
+                # This thread would act on the host in the wrong place from now on; nothing that
+                # could be raised here keeps it from doing so.
+                os.abort()
+    finally:
+        os.close(home)
+
+
+@contextmanager
+def inside(namespace: Path) -> Iterator[None]:
+    """Run the body, in this thread alone, in a named namespace."""
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with _returning():
+            _set_namespace(descriptor)
+            yield
+    finally:
+        os.close(descriptor)
+
+
+class NameTaken(HostFault):
+    """The slot's name is that of something which this node did not make; nothing was touched."""
+
+
+def build(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None]) -> None:
+    """Make a slot. On any failure but NameTaken the caller calls `destroy`.
+
+    Args:
+        wiring: what to make.
+        host: a socket in the host's namespace.
+        step: told the name of each step before it is taken.
+    """
+    if wiring.namespace.exists() or host.link(wiring.name) is not None:
+        raise NameTaken(
+            f"a namespace or link {wiring.name} exists that this node did not make",
+            remedy=f"remove it: ip netns del {wiring.name}; ip link del {wiring.name}",
+        )
+    step("namespace")
+    with _new_namespace(wiring.namespace):
+        step("sysctls")
+        _set_sysctls()
+        step("tap")
+        _make_tap(wiring)
+        step("veth")
+        _make_veth(wiring, host)
+        _wire(wiring, host, step, fresh=True)
+
+
+def repair(wiring: Wiring, host: Rtnetlink) -> bool:
+    """Put a slot in order again, whatever is missing of it.
+
+    Returns False where it cannot be: without the namespace or the tap that the machine has open,
+    the machine has no network that could be mended.
+    """
+    if not is_namespace(wiring.namespace):
+        return False
+    with inside(wiring.namespace), Rtnetlink() as own:
+        if own.link(nft.TAP) is None:
+            return False
+        _set_sysctls()
+        if own.link(nft.UPLINK) is None or host.link(wiring.name) is None:
+            _delete_link(host, wiring.name)
+            _make_veth(wiring, host)
+        _wire(wiring, host, lambda _: None)
+    return True
+
+
+def destroy(wiring: Wiring, host: Rtnetlink) -> None:
+    """Remove what there is of a slot; nothing being there is fine."""
+    _delete_link(host, wiring.name)
+    if _libc.umount2(os.fsencode(wiring.namespace), _MNT_DETACH) != 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOENT):  # not mounted, not there
+            raise OSError(code, f"umount {wiring.namespace}: {os.strerror(code)}")
+    wiring.namespace.unlink(missing_ok=True)
+
+
+def is_namespace(path: Path) -> bool:
+    """Whether the file names a network namespace that exists."""
+    try:
+        with inside(path):
+            return True
+    except OSError:
+        return False
+
+
+def open_tap(namespace: Path, tap: str) -> int:
+    """A descriptor of a slot's tap, to hand to a machine that may not open /dev/net/tun itself.
+
+    The descriptor is close-on-exec and carries packets with a virtio header. Takes about a
+    millisecond and must not run in the event loop's thread while that awaits (it does not).
+    """
+    with inside(namespace):
+        return _attach_tap(tap)
+
+
+@contextmanager
+def _new_namespace(path: Path) -> Iterator[None]:
+    """A new namespace with the thread in it, bound to a file by which it can be found."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    with _returning():
+        _checked(_libc.unshare(_CLONE_NEWNET), "unshare")
+        source = b"/proc/thread-self/ns/net"
+        _checked(_libc.mount(source, os.fsencode(path), None, _MS_BIND, None), f"mount {path}")
+        yield
+
+
+def _set_sysctls() -> None:
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    for scope in ("all", "default"):
+        file = Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6")
+        if file.exists():  # a kernel without IPv6 has nothing to switch off
+            file.write_text("1")
+
+
+def _attach_tap(tap: str) -> int:
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", tap.encode(), flags))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make_tap(wiring: Wiring) -> None:
+    try:
+        descriptor = _attach_tap(nft.TAP)
+    except FileNotFoundError:
+        raise HostFault("there is no /dev/net/tun", remedy="load the module: modprobe tun") from None
+    try:
+        fcntl.ioctl(descriptor, _TUNSETOWNER, wiring.uid)
+        fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
+    finally:
+        os.close(descriptor)
+
+
+def _make_veth(wiring: Wiring, host: Rtnetlink) -> None:
+    """A veth pair from the host to the namespace that the thread is in."""
+    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        host.apply(
+            netlink.add_veth(wiring.name, _HOST_MAC, nft.UPLINK, _UPLINK_MAC, here, wiring.mtu),
+        )
+    finally:
+        os.close(here)
+
+
+def _wire(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None], *, fresh: bool = False) -> None:
+    """Addresses, routes, neighbours and rules at both ends; all can be repeated."""
+    step("host")
+    _wire_host(wiring, host)
+    step("addresses")
+    with Rtnetlink() as own:
+        _wire_namespace(wiring, own)
+    step("rules")
+    nft.apply(nft.slot_rules(str(wiring.address), str(wiring.node), fresh=fresh))
+
+
+def _wire_host(wiring: Wiring, host: Rtnetlink) -> None:
+    link = _expect(host, wiring.name)
+    host.apply(
+        netlink.forwarding_only_ipv4(link, has_ipv6=Path("/proc/sys/net/ipv6").exists()),
+        netlink.set_up(link),
+        netlink.add_neighbour(link, wiring.address, _UPLINK_MAC),
+        netlink.add_route(link, IPv4Network(wiring.address), source=wiring.node),
+    )
+
+
+def _wire_namespace(wiring: Wiring, own: Rtnetlink) -> None:
+    uplink, tap, loopback = (_expect(own, name) for name in (nft.UPLINK, nft.TAP, "lo"))
+    own.apply(
+        netlink.set_up(loopback),
+        netlink.add_address(uplink, wiring.address, 32),
+        netlink.set_up(uplink),
+        netlink.add_neighbour(uplink, wiring.node, _HOST_MAC),
+        netlink.add_route(uplink, IPv4Network("0.0.0.0/0"), gateway=wiring.node),
+        netlink.add_address(tap, IPv4Address(GATEWAY_ADDRESS), GUEST_PREFIX),
+        netlink.set_up(tap, mac=GATEWAY_MAC, mtu=wiring.mtu),
+        netlink.add_neighbour(tap, IPv4Address(GUEST_ADDRESS), GUEST_MAC),
+    )
+
+
+def _expect(socket: Rtnetlink, name: str) -> int:
+    link = socket.link(name)
+    if link is None:
+        raise HostFault(f"the link {name} has gone", remedy="see what else removes links on this host")
+    return link.index
+
+
+def _delete_link(host: Rtnetlink, name: str) -> None:
+    try:
+        host.apply(netlink.delete_link(name))
+    except OSError as error:
+        if error.errno != errno.ENODEV:
+            raise

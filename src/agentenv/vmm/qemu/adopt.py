@@ -1,0 +1,67 @@
+"""Taking over a machine that an earlier life of this node launched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+
+from agentenv.errors import HostFault
+from agentenv.vmm import cgroup, sockets
+from agentenv.vmm.console import Console, SerialLog
+from agentenv.vmm.machine import MachineSpec
+from agentenv.vmm.output import BoundedOutput
+from agentenv.vmm.process import Process
+from agentenv.vmm.qemu.launch import Site
+from agentenv.vmm.qemu.machine import QemuMachine
+from agentenv.vmm.qemu.qmp import Qmp
+
+log = logging.getLogger(__name__)
+
+_ANSWER_LIMIT_S = 30.0
+
+
+async def adopt(spec: MachineSpec, site: Site) -> QemuMachine | None:
+    """The machine of that specification if its process still runs, else None.
+
+    A launch that was cut off after the process had started is finished: the vcpus begin to run.
+
+    Raises:
+        HostFault: the process runs but cannot be controlled; `reap` ends it.
+        OutcomeUnknown: it does not answer within half a minute.
+    """
+    process = site.resources.process(spec.id)
+    if process is None:
+        return None
+    undo = ExitStack()
+    undo.callback(process.release)
+    try:
+        return await _take_over(spec, site, process, undo)
+    except BaseException:
+        undo.close()
+        raise
+
+
+async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: ExitStack) -> QemuMachine | None:
+    directory, runtime = site.machine_dir(spec.id), site.socket_dir(spec.id)
+    try:
+        output = BoundedOutput.of_process(process.pid)
+        undo.callback(output.close)
+        cgroup.join(site.resources.groups(spec.id), process.pid)
+        serial = SerialLog(directory / "serial.log", site.settings.serial_log_bytes)
+        undo.callback(serial.close)
+        console = Console(sockets.connect(runtime / "console"), serial)
+        undo.callback(console.close)
+    except OSError as error:
+        await asyncio.sleep(0)  # an end that is due shows in the next turn of the loop
+        if process.exited:
+            undo.close()
+            return None
+        raise HostFault(f"process {process.pid} of machine {spec.id} cannot be adopted: {error}") from error
+    qmp = await Qmp.connect(runtime / "qmp", timeout=_ANSWER_LIMIT_S)
+    undo.callback(qmp.close)
+    status = (await qmp.execute("query-status"))["status"]
+    if status == "prelaunch":
+        await qmp.execute("cont")
+    log.info("machine %s adopted: process %d, %s", spec.id, process.pid, status)
+    return QemuMachine(spec, process, qmp, console, output, site.resources, {})

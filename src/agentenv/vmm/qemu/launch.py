@@ -1,0 +1,332 @@
+"""Launching a machine: each step recorded before it is taken, and undone when a later one fails.
+
+Two stacks: `handed` holds what the new process has inherited by then and is always closed here;
+`undo` holds what makes up the machine and is unwound only on failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from agentenv.config import Settings, hash_path
+from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, StoreFull
+from agentenv.vmm import cgroup, namespace, process, sockets
+from agentenv.vmm.cgroup import Limits
+from agentenv.vmm.console import Console, SerialLog
+from agentenv.vmm.machine import MachineSpec
+from agentenv.vmm.output import BoundedOutput
+from agentenv.vmm.process import Identity, Process
+from agentenv.vmm.qemu import faults, overlay
+from agentenv.vmm.qemu.command import Descriptors, Emulation, boot_command
+from agentenv.vmm.qemu.machine import QemuMachine
+from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
+from agentenv.vmm.resources import TOKEN, Resources
+from agentenv.vmm.settle import settled
+
+MIB = 1 << 20
+
+# The hypervisor's own memory besides the guest's and the translation buffer: code, heap, block caches,
+# device models; the page cache of its files is charged to the group too and is reclaimed first.
+_OVERHEAD_MIB = 192
+_OWN_CPU = 0.5  # processors for the hypervisor's own threads
+_TASKS = 128  # the block layer's pool alone has up to 64 threads
+_SPARE_MIB = 64  # free space that must remain besides a machine's memory file
+
+_READY_LIMIT_S = 60.0
+
+Trace = Callable[[str, Literal["started", "complete", "failed"]], None]
+"""Told of each step of a launch; raising in it makes the step fail."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and how one node's machines are launched."""
+
+    settings: Settings
+    resources: Resources
+    program: str
+    emulation: Emulation
+    kvm_device: Path | None = None
+    trace: Trace | None = None
+
+    def machine_dir(self, machine_id: str) -> Path:
+        """Disk layer, memory file and serial log."""
+        return self.settings.machines_dir / machine_id
+
+    def socket_dir(self, machine_id: str) -> Path:
+        """QMP and console sockets."""
+        return self.settings.runtime_dir / "machines" / machine_id
+
+    def group_name(self, machine_id: str) -> str:
+        """Name of the machine's control groups: other data directories' machines have other ones."""
+        return f"aenv-{hash_path(self.settings.home):08x}-{machine_id}"
+
+
+@dataclass
+class Steps:
+    """The phases of one launch: traced, timed (seconds by name), and their system errors translated."""
+
+    trace: Trace | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str, doing: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            self._tell(name, "started")
+            yield
+        except OSError as error:
+            self._tell(name, "failed")
+            raise faults.of_system(error, doing) from error
+        except BaseException:
+            self._tell(name, "failed")
+            raise
+        self.seconds[name] = time.perf_counter() - started
+        self._tell(name, "complete")
+
+    def _tell(self, name: str, state: Literal["started", "complete", "failed"]) -> None:
+        if self.trace:
+            self.trace(name, state)
+
+
+async def launch(spec: MachineSpec, site: Site) -> QemuMachine:
+    """A machine whose process runs and whose guest begins to boot; on failure nothing is left.
+
+    Raises:
+        InvalidRequest: the specification cannot be right.
+        HostIncapable: the host lacks something for good.
+        CapacityExceeded, StoreFull: no room now.
+        HostFault: anything else that the host or QEMU refused.
+    """
+    undo = AsyncExitStack()
+    try:
+        with ExitStack() as handed:
+            machine = await _Launch(spec, site, handed, undo).run()
+    except BaseException:
+        await settled(undo.aclose())
+        raise
+    undo.pop_all()
+    return machine
+
+
+class _Launch:
+    """One launch: what the steps share."""
+
+    def __init__(self, spec: MachineSpec, site: Site, handed: ExitStack, undo: AsyncExitStack) -> None:
+        self._spec = spec
+        self._site = site
+        self._handed = handed
+        self._undo = undo
+        self._steps = Steps(site.trace)
+        self._groups: list[Path] = []
+        self._directory = site.machine_dir(spec.id)
+        self._sockets = site.socket_dir(spec.id)
+
+    async def run(self) -> QemuMachine:
+        phase = self._steps.phase
+        with phase("check", "checking what the machine needs"):
+            check(self._spec, self._site)
+        with phase("directories", "making the machine's directories"):
+            self._make_directories()
+        with phase("disks", "making the machine's disk and memory files"):
+            descriptors = self._open_files()
+        with phase("cgroup", "making the machine's control groups"):
+            self._make_groups()
+        with phase("spawn", "starting QEMU"):
+            running, output = self._spawn(descriptors)
+        self._handed.close()  # with its listening sockets only QEMU's, a death of QEMU is seen at once
+        with phase("connect", "connecting to QEMU"):
+            # Moving a process waits for a grace period of the kernel's, some milliseconds per group:
+            # meanwhile QEMU starts. Its vcpus wait for `run`, so nothing of the guest escapes the limits.
+            joining = asyncio.create_task(asyncio.to_thread(self._join_groups, running.pid))
+            try:
+                qmp, console = await self._connect(running, output)
+            finally:
+                await settled(_done(joining))
+        with phase("join", "putting QEMU into its control groups"):
+            joining.result()
+        machine = QemuMachine(
+            self._spec, running, qmp, console, output, self._site.resources, self._steps.seconds
+        )
+        self._undo.callback(machine.detach)
+        with phase("run", "starting the vcpus"):
+            await qmp.execute("cont")
+        return machine
+
+    def _make_directories(self) -> None:
+        resources, owner = self._site.resources, self._spec.id
+        self._undo.push_async_callback(resources.release_all, owner)
+        for path in (self._directory, self._sockets):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            resources.make_directory(owner, path)
+
+    def _open_files(self) -> Descriptors:
+        spec, guest = self._spec, self._spec.guest
+        disk, memory = self._directory / "disk.qcow2", self._directory / "memory"
+        writable = self._open(disk, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        overlay.write_empty(writable, spec.disk_mib * MIB)
+        ram = self._open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.ftruncate(ram, spec.memory_mib * MIB)
+        os.fchown(ram, spec.uid, spec.uid)  # QEMU opens it anew, by /proc/self/fd
+        qmp = self._handed.enter_context(sockets.listen(self._sockets / "qmp"))
+        console = self._handed.enter_context(sockets.listen(self._sockets / "console"))
+        kvm = self._site.kvm_device
+        return Descriptors(
+            kernel=self._open(guest.kernel),
+            initramfs=self._open(guest.initramfs),
+            tools=self._open(guest.tools),
+            memory=ram,
+            layers=tuple(self._open(layer.path) for layer in spec.layers),
+            disk=(writable, self._open(disk)),
+            tap=-1,
+            qmp=qmp.fileno(),
+            console=console.fileno(),
+            kvm=self._open(kvm, os.O_RDWR) if kvm else None,
+        )
+
+    def _open(self, path: Path, flags: int = os.O_RDONLY) -> int:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self._handed.callback(os.close, descriptor)
+        return descriptor
+
+    def _make_groups(self) -> None:
+        resources, spec = self._site.resources, self._spec
+        emulation = self._site.emulation
+        buffer_mib = emulation.buffer_mib if emulation.accelerator == "tcg" else 0
+        limits = Limits(
+            cpus=spec.vcpus + _OWN_CPU,
+            memory_bytes=(spec.memory_mib + buffer_mib + _OVERHEAD_MIB) * MIB,
+            tasks=_TASKS + spec.vcpus,
+        )
+        entry = resources.record_cgroup(spec.id, self._site.group_name(spec.id))
+        resources.make_cgroup(entry, limits)
+        self._groups = resources.groups(spec.id)
+
+    def _spawn(self, descriptors: Descriptors) -> tuple[Process, BoundedOutput]:
+        spec, site = self._spec, self._site
+        token = secrets.token_hex(16)
+        output = BoundedOutput.create(f"stderr of {spec.id}")
+        self._undo.callback(output.close)
+        entry = site.resources.record_process(spec.id, token)
+        environment = {
+            "AENV_HOME": str(site.settings.home),
+            TOKEN: token,
+            "LC_ALL": "C",
+        }
+
+        def start() -> Identity:
+            tap = namespace.open_tap(spec.nic.tap)
+            try:
+                given = _with_tap(descriptors, tap)
+                argv = [*unprivileged(spec.uid), *boot_command(site.program, spec, given, site.emulation)]
+                return process.spawn(argv, environment, given.all(), output.descriptor)
+            finally:
+                os.close(tap)
+
+        identity = namespace.inside(spec.nic.namespace, start)
+        site.resources.started(entry, identity)
+        running = process.watch(identity)
+        assert running is not None  # our child, not waited for yet
+        self._undo.callback(running.release)
+        return running, output
+
+    def _join_groups(self, pid: int) -> None:
+        try:
+            cgroup.join(self._groups, pid)
+        except ProcessLookupError:
+            pass  # dead already; connecting finds out why
+
+    async def _connect(self, running: Process, output: BoundedOutput) -> tuple[Qmp, Console]:
+        limit = self._site.settings.serial_log_bytes
+        try:
+            serial = SerialLog(self._directory / "serial.log", limit)
+            self._undo.callback(serial.close)
+            console = Console(sockets.connect(self._sockets / "console"), serial)
+            self._undo.callback(console.close)
+            qmp = await Qmp.connect(self._sockets / "qmp", timeout=_READY_LIMIT_S)
+        except (QmpBroken, ConnectionRefusedError) as error:
+            async with asyncio.timeout(_READY_LIMIT_S):
+                status = await running.wait()
+            raise faults.of_early_end(status, output.last_line()) from error
+        self._undo.callback(qmp.close)
+        return qmp, console
+
+
+def check(spec: MachineSpec, site: Site) -> None:
+    """Refuse, before anything is made, what cannot work.
+
+    Raises:
+        AenvError: see `launch`.
+    """
+    if os.geteuid() != 0:
+        raise HostIncapable("machines need root on the host", remedy="run the node as root")
+    if not spec.id.isascii() or not spec.id.replace("-", "").replace("_", "").isalnum():
+        raise InvalidRequest(f"{spec.id!r} cannot be a machine's id")
+    if site.resources.entries(spec.id):
+        raise Conflict(f"machine {spec.id} exists, or what is left of it", remedy="end it first, or reap it")
+    if spec.uid <= 0:
+        raise InvalidRequest(f"a machine's process does not run as uid {spec.uid}")
+    for path in (spec.guest.kernel, spec.guest.initramfs, spec.guest.tools):
+        _check_guest_file(path)
+    if not spec.nic.namespace.exists():
+        raise HostFault(f"there is no network namespace {spec.nic.namespace}")
+    sizes = [overlay.virtual_size(layer) for layer in spec.layers]
+    if sizes and max(sizes) > spec.disk_mib * MIB:
+        need = -(-max(sizes) // MIB)
+        raise InvalidRequest(f"a disk of {spec.disk_mib} MiB is smaller than its image's {need} MiB")
+    site.settings.machines_dir.mkdir(parents=True, exist_ok=True)
+    free_mib = shutil.disk_usage(site.settings.machines_dir).free // MIB
+    if free_mib < spec.memory_mib + _SPARE_MIB:
+        raise StoreFull(
+            f"{free_mib} MiB are free for a machine whose memory file alone can take {spec.memory_mib} MiB",
+            remedy=f"free space where {site.settings.machines_dir} is",
+        )
+
+
+def unprivileged(uid: int) -> list[str]:
+    """The words before a command that make it run as `uid` and without any capability, for good."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise HostIncapable("setpriv is missing", remedy="install util-linux")
+    return [
+        setpriv,
+        f"--reuid={uid}",
+        f"--regid={uid}",
+        "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+        "--ambient-caps=-all",
+        "--bounding-set=-all",
+        "--",
+    ]
+
+
+def _check_guest_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise HostIncapable(
+            f"the guest's {path.name} is missing: {path}: {error.strerror}", remedy="run `aenv setup`"
+        ) from error
+    if not mode & stat.S_IROTH:
+        raise HostIncapable(
+            f"machines' users cannot read {path}", remedy=f"chmod o+r {path}, or run `aenv setup` again"
+        )
+
+
+async def _done(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task})
+
+
+def _with_tap(descriptors: Descriptors, tap: int) -> Descriptors:
+    return Descriptors(**{**descriptors.__dict__, "tap": tap})

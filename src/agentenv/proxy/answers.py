@@ -1,0 +1,115 @@
+"""What the proxy answers by itself: bodies, and whole messages ready to be sent. No I/O.
+
+The two 502 bodies are E2B's: its SDKs look for "was not found" and "port is not open".
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from http import HTTPStatus
+from typing import Any
+
+from agentenv.errors import AenvError
+from agentenv.proxy.head import RequestHead
+
+# A page at any origin may use a sandbox; without these a browser hides the error from its script.
+_CORS = (
+    b"access-control-allow-origin: *\r\n"
+    b"access-control-allow-methods: *\r\n"
+    b"access-control-allow-headers: *\r\n"
+    b"access-control-expose-headers: *\r\n"
+)
+
+Payload = dict[str, Any]
+
+
+def not_found(sandbox_id: str) -> Payload:
+    """No such sandbox runs here."""
+    return {"sandboxId": sandbox_id, "message": "The sandbox was not found", "code": 502}
+
+
+def port_closed(sandbox_id: str, port: int) -> Payload:
+    """The sandbox refuses connections to that port, or does not answer there."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox is running but port is not open",
+        "port": port,
+        "code": 502,
+    }
+
+
+def no_answer(sandbox_id: str, port: int, reason: str) -> Payload:
+    """The request was handed to the guest, which gave no usable answer."""
+    return {"sandboxId": sandbox_id, "message": reason, "port": port, "code": 502}
+
+
+def traffic_refused(sandbox_id: str) -> Payload:
+    """The sandbox is private and the token is missing or another one."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "This sandbox is private: send its traffic access token in e2b-traffic-access-token",
+        "code": 403,
+    }
+
+
+def internal_path() -> Payload:
+    """A path of the agent that only the node may call."""
+    return {"code": 404, "message": "not found"}
+
+
+def bad_signature() -> Payload:
+    """A file URL that no running sandbox has signed."""
+    return {"code": 401, "message": "invalid signature"}
+
+
+def of_error(error: AenvError) -> Payload:
+    """The body for one of this project's errors."""
+    return {"code": error.status, "message": str(error)}
+
+
+def message(payload: Payload, head: RequestHead | None, *, close: bool) -> bytes:
+    """A whole answer, whose status is the payload's `code`.
+
+    Args:
+        payload: the JSON object; shown as a page instead to a browser that navigates.
+        head: the request, if it could be read.
+        close: announce that the connection ends after it.
+    """
+    status = int(payload["code"])
+    ending = b"connection: close\r\n" if close else b""
+    if head is not None and is_preflight(head):
+        return b"HTTP/1.1 204 No Content\r\n" + _CORS + ending + b"\r\n"
+    if head is not None and _navigates(head):
+        kind, body = b"text/html; charset=utf-8", _page(status, payload)
+    else:
+        kind, body = b"application/json; charset=utf-8", json.dumps(payload, separators=(",", ":")).encode()
+    start = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    fields = b"content-type: %b\r\ncontent-length: %d\r\ncache-control: no-store\r\n" % (kind, len(body))
+    shown = b"" if head is not None and head.method == b"HEAD" else body
+    return b"".join((start, fields, _CORS, ending, b"\r\n", shown))
+
+
+def is_preflight(head: RequestHead) -> bool:
+    """Whether a browser asks if it may send the real request; it hides the answer to a refused one."""
+    return head.method == b"OPTIONS" and b"access-control-request-method" in head.noted
+
+
+def _navigates(head: RequestHead) -> bool:
+    agent, accept = head.noted.get(b"user-agent", b""), head.noted.get(b"accept", b"")
+    return agent.startswith(b"Mozilla/") and b"text/html" in accept
+
+
+def _page(status: int, payload: Payload) -> bytes:
+    rows = "".join(
+        f"<dt>{name}</dt><dd>{html.escape(str(payload[key]))}</dd>"
+        for name, key in (("Sandbox", "sandboxId"), ("Port", "port"))
+        if key in payload
+    )
+    title = f"{status} {HTTPStatus(status).phrase}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:16px/1.5 sans-serif;max-width:36em;margin:15vh auto;padding:0 1em}"
+        "dt{color:#666}dd{margin:0 0 .5em;font-family:monospace}</style>"
+        f"<h1>{title}</h1><p>{html.escape(str(payload['message']))}</p><dl>{rows}</dl></html>"
+    ).encode()

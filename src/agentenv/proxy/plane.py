@@ -1,0 +1,138 @@
+"""The data plane of a node: who is connected, which relays are under way, who may go where."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import Protocol
+
+from agentenv.config import Settings
+from agentenv.proxy import answers
+from agentenv.proxy.answers import Payload
+from agentenv.proxy.directory import Directory, Route
+from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
+from agentenv.proxy.relay import Relay
+from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
+from agentenv.proxy.upstream import Pool
+
+SWEEP_S = 0.5
+
+
+class Connection(Protocol):
+    """A client's connection, as the sweep sees it."""
+
+    def sweep(self, now: float) -> None:
+        """End it if it has been idle, or in the midst of a head, for too long."""
+
+
+class DataPlane:
+    """Everything that the fronts of one node share. For one event loop; not thread-safe.
+
+    Args:
+        directory: the sandboxes.
+        settings: the node's; the domain is used.
+    """
+
+    def __init__(self, directory: Directory, settings: Settings) -> None:
+        self.directory = directory
+        self.domain = settings.domain
+        self.pool = Pool()
+        self._connections: set[Connection] = set()
+        self._relays: dict[tuple[str, int], set[Relay]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def abort(self, sandbox_id: str, generation: int) -> None:
+        """A machine is gone: reset every client connection that it was serving, close the idle ones to it.
+
+        To be called at every end of a generation, be it kill, pause or death, in the loop's thread,
+        after the directory has stopped to route to that generation.
+        """
+        for relay in list(self._relays.get((sandbox_id, generation), ())):
+            relay.generation_ended()
+        self.pool.end(sandbox_id, generation)
+
+    def close(self) -> None:
+        """Close idle connections to guests and stop sweeping, at the end of the node."""
+        self.pool.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # For relays.
+
+    def enter(self, relay: Relay) -> None:
+        """See `Relays.enter`."""
+        key = relay.route.sandbox_id, relay.route.generation
+        self._relays.setdefault(key, set()).add(relay)
+
+    def leave(self, relay: Relay) -> None:
+        """See `Relays.leave`."""
+        key = relay.route.sandbox_id, relay.route.generation
+        relays = self._relays.get(key)
+        if relays is not None:
+            relays.discard(relay)
+            if not relays:
+                del self._relays[key]
+
+    def current(self, route: Route) -> bool:
+        """See `Relays.current`."""
+        now = self.directory.route(route.sandbox_id)
+        return now is not None and now.generation == route.generation
+
+    # For fronts.
+
+    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """A client has connected."""
+        self._connections.add(connection)
+        if self._timer is None:
+            self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client's connection is gone, or no longer the front's."""
+        self._connections.discard(connection)
+
+    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | None:
+        """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None).
+
+        Raises:
+            InvalidRequest: it is for a sandbox, but which cannot be told.
+        """
+        where = decide(head, self.domain)
+        if where is None:
+            return None
+        if isinstance(where, Signed):
+            signer = self.directory.by_signature(
+                where.path, where.operation, where.username, where.signature, where.expiration
+            )
+            if signer is None:
+                return answers.bad_signature()
+            return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
+        route = self.directory.route(where.sandbox_id)
+        if route is None:
+            # AgentENV's clients (`where.e2b` false) will want 410 here for a paused sandbox, once there are.
+            return answers.not_found(where.sandbox_id)
+        return refusal(head, where, route) or (where, route)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        self.pool.sweep(now)
+        for connection in list(self._connections):
+            connection.sweep(now)
+        again = bool(self._connections) or len(self.pool) > 0
+        self._timer = loop.call_later(SWEEP_S, self._sweep, loop) if again else None
+
+
+def refusal(head: RequestHead, target: Target, route: Route) -> Payload | None:
+    """Why a request may not go where it wants to; None when it may.
+
+    The agent's own access token is the agent's to check.
+    """
+    if target.port == AGENT_PORT:
+        return answers.internal_path() if is_internal(target.path.partition(b"?")[0]) else None
+    if route.public:
+        return None
+    given = head.noted.get(TRAFFIC_TOKEN, b"")
+    wanted = (route.traffic_token or "").encode()
+    if wanted and hmac.compare_digest(given, wanted):
+        return None
+    return answers.traffic_refused(route.sandbox_id)

@@ -1,0 +1,288 @@
+"""Parts of a node that live in memory, for tests of the sandbox service's own logic.
+
+They keep the protocols' promises and can be told to stop or fail at any step. Real machines and slots
+are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.config import Settings
+from agentenv.errors import CapacityExceeded, NotFound
+from agentenv.network.slot import Slot
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
+from agentenv.sandbox.agent import Identity
+from agentenv.sandbox.records import Records
+from agentenv.sandbox.requests import NewSandbox
+from agentenv.sandbox.service import Sandboxes
+from agentenv.vmm.machine import Exit, GuestFiles, Layer, MachineSpec
+
+GUEST = GuestFiles(Path("/guest/kernel"), Path("/guest/initramfs"), Path("/guest/tools"))
+
+
+class Steps:
+    """Lets a test stop the service at a named step, let it go on, or have the step fail."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, asyncio.Event] = {}
+        self._reached: dict[str, asyncio.Event] = {}
+        self._faults: dict[str, BaseException] = {}
+        self.passed: list[str] = []
+
+    def hold(self, step: str) -> None:
+        """Whoever comes to `step` waits there."""
+        self._gates[step] = asyncio.Event()
+        self._reached[step] = asyncio.Event()
+
+    async def reached(self, step: str) -> None:
+        """Wait until somebody waits at `step`."""
+        await self._reached[step].wait()
+
+    def let_go(self, step: str) -> None:
+        self._gates.pop(step).set()
+
+    def fail(self, step: str, error: BaseException) -> None:
+        self._faults[step] = error
+
+    def mend(self, step: str) -> None:
+        del self._faults[step]
+
+    async def at(self, step: str) -> None:
+        self.passed.append(step)
+        if (gate := self._gates.get(step)) is not None:
+            self._reached[step].set()
+            await gate.wait()
+        if (fault := self._faults.get(step)) is not None:
+            raise fault
+
+
+class MemoryMachine:
+    """A machine that is nothing but its promises."""
+
+    def __init__(self, spec: MachineSpec, steps: Steps, gone: Callable[[MemoryMachine], None]) -> None:
+        self.spec = spec
+        self.pid = 4242
+        self.detached = False
+        self._steps = steps
+        self._gone = gone
+        self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self.events: list[Callable[[str, dict[str, object]], None]] = []
+
+    @property
+    def exited(self) -> bool:
+        return self._exit.done()
+
+    async def wait(self) -> Exit:
+        return await asyncio.shield(self._exit)
+
+    def die(self, detail: str = "signal 11") -> None:
+        """The process is gone, as after a crash."""
+        self._exit.set_result(Exit("crashed", None, detail))
+
+    async def end(self) -> None:
+        await self._steps.at("end")
+        if not self._exit.done():
+            self._exit.set_result(Exit("ended", None, ""))
+        self._gone(self)
+
+    def detach(self) -> None:
+        self.detached = True
+
+    def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
+        self.events.append(callback)
+
+
+class MemoryHypervisor:
+    """Machines by id; `machines` is the host, which outlives a node."""
+
+    name = "memory"
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.machines: dict[str, MemoryMachine] = {}
+
+    async def boot(self, spec: MachineSpec) -> MemoryMachine:
+        assert spec.id not in self.machines
+        await self._steps.at("boot")
+        machine = MemoryMachine(spec, self._steps, lambda gone: self.machines.pop(gone.spec.id, None))
+        self.machines[spec.id] = machine
+        return machine
+
+    async def adopt(self, spec: MachineSpec) -> MemoryMachine | None:
+        await self._steps.at("adopt")
+        machine = self.machines.get(spec.id)
+        return None if machine is None or machine.exited else machine
+
+    async def reap(self, keep: set[str]) -> list[str]:
+        doomed = [machine for name, machine in self.machines.items() if name not in keep]
+        for machine in doomed:
+            await machine.end()
+        return [machine.spec.id for machine in doomed]
+
+
+class MemorySlots:
+    """A few slots by number."""
+
+    def __init__(self, steps: Steps, capacity: int = 8) -> None:
+        self._steps = steps
+        self.capacity = capacity
+        self.taken: dict[int, tuple[str, Slot]] = {}
+
+    async def acquire(self, owner: str) -> Slot:
+        if len(self.taken) >= self.capacity:
+            raise CapacityExceeded("no slot is free")
+        index = next(number for number in range(self.capacity) if number not in self.taken)
+        slot = Slot(
+            index, f"slot{index}", Path(f"/ns/{index}"), "tap0", "02:00", f"127.0.1.{index}", 1000 + index
+        )
+        self.taken[index] = (owner, slot)
+        try:
+            await self._steps.at("acquire")
+        except BaseException:
+            del self.taken[index]
+            raise
+        return slot
+
+    async def release(self, slot: Slot) -> None:
+        await self._steps.at("release")
+        self.taken.pop(slot.index, None)
+
+    async def adopt(self, owner: str) -> Slot | None:
+        return next((slot for name, slot in self.taken.values() if name == owner), None)
+
+    async def reap(self, keep: set[str]) -> list[str]:
+        doomed = [index for index, (owner, _) in self.taken.items() if owner not in keep]
+        for index in doomed:
+            del self.taken[index]
+        return [f"slot{index}" for index in doomed]
+
+
+class MemoryAgent:
+    """An agent that is ready at once and remembers who it is."""
+
+    def __init__(self, steps: Steps, identities: list[Identity]) -> None:
+        self._steps = steps
+        self._identities = identities
+
+    async def wait_ready(self, machine: Any, limit_s: float) -> None:
+        await self._steps.at("agent")
+
+    async def init(self, identity: Identity) -> None:
+        await self._steps.at("init")
+        self._identities.append(identity)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class MemoryTemplate:
+    id: str = "tbase"
+    name: str = "base"
+    build_id: str = "5f0c5dd2-7b53-4c58-9a5e-0a6e8ac7ab9a"
+    vcpus: int = 1
+    memory_mib: int = 512
+    disk_mib: int = 2048
+    env: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
+    user: str = "user"
+    workdir: str | None = None
+    layers: tuple[Layer, ...] = (Layer(Path("/images/base"), "raw"),)
+    created_at: float = 1_700_000_000.0
+
+
+class MemoryTemplates:
+    def __init__(self, *templates: MemoryTemplate) -> None:
+        self._templates = templates or (MemoryTemplate(),)
+
+    def get(self, reference: str) -> MemoryTemplate:
+        for template in self._templates:
+            if reference in (template.id, template.name):
+                return template
+        raise NotFound(f'template "{reference}" not found')
+
+    def list(self) -> tuple[MemoryTemplate, ...]:
+        return self._templates
+
+
+class JumpingClock:
+    """A clock that moves only when told, and then runs what is due."""
+
+    def __init__(self, now: float = 1_800_000_000.0) -> None:
+        self._now = now
+        self._calls: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
+        entry = (self._now + delay_s, callback)
+        self._calls.append(entry)
+        return lambda: self._calls.remove(entry) if entry in self._calls else None
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass; callbacks that set new timers see the new time."""
+        self._now += seconds
+        while due := [entry for entry in self._calls if entry[0] <= self._now]:
+            self._calls.remove(due[0])
+            due[0][1]()
+
+
+class MemoryNode:
+    """A service over parts in memory and a real database; `restart` is a node's second life."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.settings = Settings(home=home, **settings)
+        self.steps = Steps()
+        self.clock = JumpingClock()
+        self.hypervisor = MemoryHypervisor(self.steps)
+        self.slots = MemorySlots(self.steps)
+        self.templates = MemoryTemplates()
+        self.identities: list[Identity] = []
+        self.turn_limit_s = 5.0
+        self._open()
+
+    def _open(self) -> None:
+        self.database = Database(self.settings.database)
+        self.records = Records(self.database)
+        self.service = Sandboxes(
+            self.settings,
+            self.database,
+            Ledger(self.database),
+            self.hypervisor,
+            self.slots,
+            self.templates,
+            lambda: GUEST,
+            clock=self.clock,
+            agent_at=lambda address: MemoryAgent(self.steps, self.identities),
+            turn_limit_s=self.turn_limit_s,
+        )
+
+    async def restart(self) -> Sandboxes:
+        """A new life on the same data and host, without any goodbye of the old one."""
+        self.database.close()
+        self._open()
+        await self.service.start()
+        return self.service
+
+    def assert_empty(self) -> None:
+        """Nothing of any sandbox is left."""
+        assert self.hypervisor.machines == {}
+        assert self.slots.taken == {}
+        assert self.records.unended() == []
+        assert self.service.count == 0
+
+
+def wanted(template: str = "base", timeout_s: int = 300, **given: Any) -> NewSandbox:
+    return NewSandbox(template, timeout_s, **given)
+
+
+async def quiet(turns: int = 20) -> None:
+    """Let everything that can go on now do so."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

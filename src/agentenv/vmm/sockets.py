@@ -1,7 +1,7 @@
 """Unix sockets by paths of any length, non-blocking.
 
-A socket address has room for 107 bytes of path, a run-time directory may be deeper. The directory
-is opened and the address goes through `/proc/self/fd`, which is always short.
+A socket address has room for 107 bytes of path, a run-time directory may be deeper. Then the
+directory is opened and the address goes through `/proc/self/fd`, which is always short.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_ROOM = 107
 
 
 def listen(path: Path) -> socket.socket:
@@ -49,6 +51,9 @@ def connect(path: Path) -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
+    if len(os.fsencode(path)) <= _ROOM:
+        yield str(path)
+        return
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

@@ -28,7 +28,8 @@ _GUEST_CAUSES = ("guest-shutdown", "guest-reset", "guest-panic")
 class QemuMachine:
     """The machine protocol over one QEMU process.
 
-    `console` is the guest's serial console. `phases` has the seconds that each step of its launch took; it is empty for an adopted machine.
+    `console` is the guest's serial console. `phases` has the seconds that each step of the launch
+    took; it is empty for an adopted machine.
     """
 
     def __init__(

@@ -1,0 +1,35 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import audit
+from agentenv import config
+
+# Time for the kernel, and for a node's work in the background, to let go of what a test used.
+_SETTLE_LIMIT_S = 15.0
+
+
+@pytest.fixture
+def audit_scope() -> audit.Scope:
+    """Whose things `host_audit` looks at: the nodes that tests start. Override it for other ones."""
+    return audit.Scope((config.load().home / "test-nodes",), ("/run/aenv-t-*",))
+
+
+@pytest.fixture
+def host_audit(audit_scope: audit.Scope) -> Iterator[None]:
+    """After the test, the host has the machines, links, files and records that it had before.
+
+    What a test uses must be released before this ends: let other fixtures depend on it, or name it
+    first.
+    """
+    before = audit.snapshot(audit_scope)
+    yield
+    remaining = audit.settle(before, audit_scope, _SETTLE_LIMIT_S)
+    if remaining:
+        pytest.fail(
+            "the host is not as it was (+ is new, - is gone):\n" + "\n".join(remaining), pytrace=False
+        )

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import HostFault, InvalidRequest
-from agentenv.network import netlink, nft
-from agentenv.network.namespace import NAMESPACES
+from agentenv.network import namespace, netlink, nft
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import NodeIdentity, NodeRegistry, write_atomically
 
@@ -44,8 +43,8 @@ def left_behind(identity: NodeIdentity, host: Rtnetlink) -> set[str]:
     """Names of namespaces and links on the host that begin like this node's slots."""
     start = f"{identity.name}-"
     names = {link.name for link in host.links()}
-    if NAMESPACES.is_dir():
-        names.update(file.name for file in NAMESPACES.iterdir())
+    if namespace.NAMESPACES.is_dir():
+        names.update(file.name for file in namespace.NAMESPACES.iterdir())
     return {name for name in names if name.startswith(start)}
 
 

@@ -100,6 +100,7 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     chain input {{
         type filter hook input priority filter; policy drop;
         icmp type echo-request accept
+        iifname "{TAP}" reject with icmp type admin-prohibited
     }}
 """,
     )
@@ -150,6 +151,7 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
     }}
     chain ingress {{
         ct state established,related accept
+        iifname "aenv*" reject with icmpx type admin-prohibited
         drop
     }}
     chain postrouting {{

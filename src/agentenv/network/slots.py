@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import queue
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,11 @@ _log = logging.getLogger(__name__)
 
 def _no_step(_: str) -> None:
     """Nothing is to be told of the steps."""
+
+
+def _lease(entry: Entry) -> int:
+    lease: int = entry.detail["lease"]
+    return lease
 
 
 class Slots:
@@ -77,8 +83,8 @@ class Slots:
         self._sockets: queue.SimpleQueue[Rtnetlink] = queue.SimpleQueue()
         self._refreshed = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._building: set[int] = set()  # ledger ids
-        self._removals: dict[int, asyncio.Task[None]] = {}  # by ledger id
+        self._building: set[int] = set()  # leases
+        self._removals: dict[int, asyncio.Task[None]] = {}  # by lease
 
     @property
     def identity(self) -> NodeIdentity:
@@ -156,7 +162,7 @@ class Slots:
     def hand_over(self, slot: Slot, owner: str) -> None:
         """Give a slot made ahead to the machine that will use it."""
         entry = self._held(slot)
-        if entry is None or entry.id in self._removals:
+        if entry is None or _lease(entry) in self._removals:
             raise HostFault(f"the slot {slot.name} was released")
         self._entries[slot.index] = self._ledger.hand_over(entry, owner)
 
@@ -167,7 +173,7 @@ class Slots:
         such slot or it lost what a running machine holds on to; then it is removed altogether.
         """
         entry = next((entry for entry in self._entries.values() if entry.owner == owner), None)
-        if entry is None or entry.id in self._removals:
+        if entry is None or _lease(entry) in self._removals:
             return None
         wiring = self._wiring(entry)
         try:
@@ -185,7 +191,7 @@ class Slots:
         doomed = [
             entry
             for entry in self._entries.values()
-            if entry.owner not in keep and entry.id not in self._building
+            if entry.owner not in keep and _lease(entry) not in self._building
         ]
         results = await asyncio.gather(*map(self._remove, doomed), return_exceptions=True)
         removed = []
@@ -241,13 +247,14 @@ class Slots:
             number=number,
             address=str(self.identity.slot_address(number)),
             uid=self.identity.uid(number),
+            lease=secrets.randbits(62),  # the ledger's own ids come again once struck
         )
         self._entries[number] = entry
         return entry
 
     def _held(self, slot: Slot) -> Entry | None:
         entry = self._entries.get(slot.index)
-        return entry if entry is not None and entry.id == slot.lease else None
+        return entry if entry is not None and _lease(entry) == slot.lease else None
 
     def _forget(self, entry: Entry) -> None:
         self._ledger.strike(entry)
@@ -273,14 +280,14 @@ class Slots:
             mac=GUEST_MAC,
             address=str(wiring.address),
             uid=wiring.uid,
-            lease=entry.id,
+            lease=_lease(entry),
         )
 
     # Effects, each a task that runs to its end whatever becomes of the caller.
 
     async def _build(self, entry: Entry) -> Slot:
         wiring = self._wiring(entry)
-        self._building.add(entry.id)
+        self._building.add(_lease(entry))
         try:
             await self._run(lambda host: self._make(wiring, host))
         except NameTaken as error:
@@ -294,7 +301,7 @@ class Slots:
                 raise
             raise HostFault(f"slot {entry.name} could not be made: {error}") from error
         finally:
-            self._building.discard(entry.id)
+            self._building.discard(_lease(entry))
         return self._slot(entry)
 
     def _make(self, wiring: Wiring, host: Rtnetlink) -> None:
@@ -320,11 +327,11 @@ class Slots:
 
     async def _remove(self, entry: Entry) -> None:
         """Remove a slot once, however many ask for it."""
-        task = self._removals.get(entry.id)
+        task = self._removals.get(_lease(entry))
         if task is None:
             task = self._begin(self._destroy(entry))
-            self._removals[entry.id] = task
-            task.add_done_callback(lambda _: self._removals.pop(entry.id, None))
+            self._removals[_lease(entry)] = task
+            task.add_done_callback(lambda _: self._removals.pop(_lease(entry), None))
         await asyncio.shield(task)
 
     async def _destroy(self, entry: Entry) -> None:

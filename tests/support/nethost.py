@@ -1,0 +1,207 @@
+"""A host of its own for network tests: a namespace that stands for it, an internet, and guests.
+
+The test's main thread moves into the stand-in, and the threads that are started from it follow.
+Nothing of the real host is touched, and what is left over can be seen exactly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentenv.network import namespace
+from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_MAC, Slot
+
+UPLINK_MTU = 1400
+WEB = "203.0.113.10"  # a public server
+NAMES = "203.0.113.53"  # a public name server
+PRIVATE = "10.99.0.1"  # a private host beyond the uplink
+METADATA = "169.254.169.254"
+HOST = "198.51.100.2"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNET = 0x40000000
+
+
+def run(*command: str) -> str:
+    """The output of a command, which must succeed, in the calling thread's namespace."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def own_namespace() -> Iterator[None]:
+    """Put the calling thread into a new network namespace for a while."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        assert _libc.unshare(_CLONE_NEWNET) == 0
+        yield
+    finally:
+        assert _libc.setns(home, _CLONE_NEWNET) == 0
+        os.close(home)
+
+
+class NetHost:
+    """The stand-in host, with `eth0` towards an internet in another namespace."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory = directory
+        self.stack = stack
+        self.namespaces = directory / "netns"
+        self.namespaces.mkdir()
+        self._places: dict[str, Path] = {}
+        run("ip", "link", "set", "lo", "up")
+        self.internet = self.place("internet")
+        run("ip", "link", "add", "eth0", "mtu", str(UPLINK_MTU), "type", "veth", "peer", "name", "far")
+        run("ip", "link", "set", "far", "netns", str(self.internet), "mtu", str(UPLINK_MTU), "up")
+        run("ip", "addr", "add", f"{HOST}/24", "dev", "eth0")
+        run("ip", "link", "set", "eth0", "up")
+        with namespace.inside(self.internet):
+            run("ip", "link", "set", "lo", "up")
+            run("ip", "addr", "add", "198.51.100.1/24", "dev", "far")
+            for address in (WEB, NAMES, PRIVATE, METADATA):
+                run("ip", "addr", "add", f"{address}/32", "dev", "lo")
+        run("ip", "route", "add", "default", "via", "198.51.100.1")
+
+    def place(self, name: str) -> Path:
+        """A further namespace, outside the directory that slots use."""
+        path = self.directory / f"place-{name}"
+        path.touch()
+        with own_namespace():
+            run("mount", "--bind", "/proc/self/ns/net", str(path))
+        self.stack.callback(run, "umount", str(path))
+        return path
+
+    def state(self) -> dict[str, Any]:
+        """Everything that slots could leave behind."""
+        devices = Path("/proc/sys/net/ipv4/conf")
+        return {
+            "links": sorted(line.split()[0] for line in run("ip", "-br", "link").splitlines()),
+            "addresses": run("ip", "-4", "-br", "addr"),
+            "routes": run("ip", "-4", "route", "show", "table", "all"),
+            "rules": run("nft", "--stateless", "list", "ruleset"),
+            "forwarding": {
+                file.parent.name: file.read_text() for file in sorted(devices.glob("*/forwarding"))
+            },
+            "namespaces": sorted(file.name for file in self.namespaces.iterdir()),
+            "mounts": [
+                line
+                for line in Path("/proc/self/mounts").read_text().splitlines()
+                if str(self.namespaces) in line
+            ],
+        }
+
+    def listen(
+        self, place: Path | None, address: str, port: int, answer: Callable[[socket.socket], None]
+    ) -> int:
+        """Serve TCP connections one after another with `answer`; returns the port."""
+        with ExitStack() as there:
+            if place is not None:
+                there.enter_context(namespace.inside(place))
+            listener = socket.create_server((address, port))
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    answer(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        self.stack.callback(thread.join)
+        self.stack.callback(listener.close)
+        self.stack.callback(listener.shutdown, socket.SHUT_RDWR)
+        found: int = listener.getsockname()[1]
+        return found
+
+    def guest(self, slot: Slot) -> Path:
+        """A namespace that stands for the guest on a slot's tap, with the network stack of one.
+
+        Its device has an MTU of 1500, as a guest that knows nothing of the host's.
+        """
+        place = self.place(f"guest-{slot.name}-{slot.lease}")
+        tap = namespace.open_tap(slot.namespace, slot.tap)
+        with namespace.inside(place):
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+            fcntl.ioctl(device, 0x400454CA, struct.pack("16sH22x", b"eth0", 0x0002 | 0x1000 | 0x4000))
+            run("ip", "link", "set", "lo", "up")
+            run("ip", "link", "set", "eth0", "address", GUEST_MAC, "up")
+            run("ip", "addr", "add", f"{GUEST_ADDRESS}/30", "dev", "eth0")
+            run("ip", "route", "add", "default", "via", GATEWAY_ADDRESS)
+        self._relay(tap, device)
+        return place
+
+    def _relay(self, one: int, other: int) -> None:
+        """Carry frames, with their virtio headers, between two taps until the test ends."""
+        wake, woken = os.pipe()
+
+        def carry() -> None:
+            with selectors.DefaultSelector() as selector:
+                for source, target in ((one, other), (other, one), (wake, -1)):
+                    selector.register(source, selectors.EVENT_READ, target)
+                while True:
+                    for key, _ in selector.select():
+                        if key.data < 0:
+                            return
+                        try:
+                            os.write(key.data, os.read(key.fd, 70_000))
+                        except OSError:
+                            return  # the slot has gone
+
+        thread = threading.Thread(target=carry, daemon=True)
+        thread.start()
+
+        def end() -> None:
+            os.close(woken)
+            thread.join()
+            for descriptor in (one, other, wake):
+                os.close(descriptor)
+
+        self.stack.callback(end)
+
+
+@contextmanager
+def net_host(directory: Path) -> Iterator[NetHost]:
+    """A stand-in host for the calling thread and those it starts."""
+    with ExitStack() as stack:
+        stack.enter_context(own_namespace())
+        yield NetHost(directory, stack)
+
+
+def connect(place: Path | None, address: str, port: int, *, source: str | None = None) -> socket.socket:
+    """A TCP connection from a place (None: the host), within 2 s."""
+    with ExitStack() as there:
+        if place is not None:
+            there.enter_context(namespace.inside(place))
+        connection = socket.socket()
+    try:
+        connection.settimeout(2)
+        if source is not None:
+            connection.bind((source, 0))
+        connection.connect((address, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def datagram(place: Path, timeout: float = 5) -> socket.socket:
+    """A UDP socket in a place."""
+    with namespace.inside(place):
+        found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    found.settimeout(timeout)
+    return found

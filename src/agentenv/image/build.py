@@ -1,0 +1,267 @@
+"""From a SOURCE to a root filesystem image: the one entrance to this room.
+
+A tree is put together in a private scratch directory, as root, so that owners and devices can be kept,
+and made into an ext4 file. The work runs in a thread; a cancelled call waits until it has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import HostFault, InvalidRequest
+from agentenv.image import accounts, container, ext4, source
+from agentenv.image.bootstrap import MINIMAL, System, bootstrap
+from agentenv.image.config import ImageConfig
+from agentenv.image.container import Image
+from agentenv.image.layer import Unpacking
+from agentenv.image.source import Bootstrap, Located
+from agentenv.image.streams import Hashing, decompressed, members, read_faults, tar_index, tar_stream
+from agentenv.image.tarring import directory_stream
+from agentenv.image.tree import Budget, Tree, host_faults, remove_scratch
+
+Progress = Callable[[str], None]
+
+# What the guest's init mounts on or puts files into. Any image gets those that it lacks.
+MOUNT_POINTS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "tmp": 0o1777, ".agentenv": 0o755}
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """A root filesystem that was made.
+
+    `digest` names the content that it was made from; `size_bytes` is what the file takes on the
+    host, and `disk_mib` what the guest sees.
+    """
+
+    path: Path
+    config: ImageConfig
+    digest: str
+    disk_mib: int
+    size_bytes: int
+    default_user: str
+    default_workdir: str
+
+
+async def build_rootfs(
+    source_text: str,
+    out: Path,
+    *,
+    disk_mib: int,
+    scratch: Path,
+    progress: Progress,
+    max_disk_mib: int | None = None,
+    system: System = MINIMAL,
+) -> BuiltImage:
+    """Make the ext4 file `out` from a source (see `agentenv.image.source`).
+
+    Args:
+        source_text: the SOURCE.
+        out: the file to make; it must not exist.
+        disk_mib: MiB of the filesystem.
+        max_disk_mib: MiB up to which it grows where the image needs more; unset, it does not.
+        scratch: a private directory, made if missing, on a filesystem that keeps owners and
+            extended attributes. Whatever is put there is removed again.
+        progress: told in a few words what is being done.
+        system: what a bootstrapped system holds beyond the minimum.
+
+    Raises:
+        NotFound: no such source.
+        InvalidRequest: not an image, not for this machine, ambiguous, or too large for the disk.
+        StoreCorrupt: content is damaged, or is not what its digest says.
+        StoreFull: no space on the host.
+        HostIncapable, HostFault: the host lacks or refuses something.
+
+    On failure or cancellation neither `out` nor anything in `scratch` is left.
+    """
+    wanted = source.parse(source_text, os.path.lexists)
+    with host_faults(str(scratch)):
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    build = _Build(out, disk_mib, max_disk_mib or disk_mib, scratch, progress)
+    try:
+        if isinstance(wanted, Bootstrap):
+            return await build.from_packages(wanted, system)
+        return await build.from_files(wanted)
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+    finally:
+        progress("cleaning up")
+        await asyncio.to_thread(remove_scratch, build.root)
+
+
+class _Build:
+    def __init__(
+        self, out: Path, disk_mib: int, max_disk_mib: int, scratch: Path, progress: Progress
+    ) -> None:
+        self.out, self.disk_mib, self.max_disk_mib = out, disk_mib, max_disk_mib
+        self.scratch, self.root = scratch, scratch / "tree"
+        self.progress = progress
+        self._stop = threading.Event()
+
+    async def from_packages(self, wanted: Bootstrap, system: System) -> BuiltImage:
+        self.progress(f"installing {wanted.suite} from the mirror")
+        await bootstrap(wanted.suite, self.root, system, self.scratch, self.progress)
+        digest = f"sha256:{hashlib.sha256(f'{wanted.suite} {system.identity}'.encode()).hexdigest()}"
+        return await self._finish(ImageConfig(env=system.env), digest)
+
+    async def from_files(self, wanted: Located) -> BuiltImage:
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(self.progress, text)
+
+        config, digest = await self._in_thread(lambda: self._unpack(wanted, tell))
+        return await self._finish(config, digest)
+
+    async def _in_thread(self, work: Callable[[], tuple[ImageConfig, str]]) -> tuple[ImageConfig, str]:
+        task = asyncio.create_task(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._stop.set()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # seen, so that asyncio does not report it
+            raise
+
+    async def _finish(self, config: ImageConfig, digest: str) -> BuiltImage:
+        with host_faults(str(self.root)):
+            add_mount_points(self.root)
+        account = accounts.default_account(_accounts(self.root), config.user)
+        needed = ext4.needed_mib(await asyncio.to_thread(ext4.usage, self.root))
+        disk_mib = min(max(self.disk_mib, needed), self.max_disk_mib)
+        self.progress(f"writing the filesystem ({disk_mib} MiB)")
+        await ext4.make(self.root, self.out, disk_mib, digest)
+        with host_faults(str(self.out)):
+            size = await asyncio.to_thread(_seal, self.out)
+        return BuiltImage(
+            path=self.out,
+            config=config,
+            digest=digest,
+            disk_mib=disk_mib,
+            size_bytes=size,
+            default_user=account.name,
+            default_workdir=accounts.default_workdir(account, config.workdir),
+        )
+
+    # The rest runs in the thread.
+
+    def _unpack(self, wanted: Located, tell: Progress) -> tuple[ImageConfig, str]:
+        tree = Tree(self.root, Budget(self.max_disk_mib << 20), self._stop)
+        with host_faults(str(self.root)):
+            self.root.mkdir(mode=0o755)
+            self.root.chmod(0o755)
+            return self._by_kind(wanted, tree, tell)
+
+    def _by_kind(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
+        path = wanted.path
+        if path.is_dir():
+            if wanted.kind == "oci" or (wanted.kind is None and container.is_layout(path)):
+                tell(f"checking {path}")
+                image = container.open_layout(path, wanted.tag, wanted.digest, tree.check)
+                return self._layers(image, tree, tell)
+            return self._directory(wanted, tree, tell)
+        if not path.is_file():
+            raise InvalidRequest(f"{path} is neither a file nor a directory")
+        if wanted.kind == "oci":
+            raise InvalidRequest(f"{path} is not an OCI layout, which is a directory")
+        limit = 2 * self.max_disk_mib << 20
+        if wanted.kind == "archive" or (wanted.kind is None and may_be_archive(path)):
+            tell(f"reading {path.name}")
+            with container.plain_file(path, self.scratch, limit, tree.check) as plain:
+                if wanted.kind == "archive" or source.is_archive(container.ArchiveMembers(plain)):
+                    image = container.open_archive(plain, wanted.tag, wanted.digest, tree.check)
+                    return self._layers(image, tree, tell)
+        return self._tarball(wanted, tree, tell)
+
+    def _layers(self, image: Image, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
+        for number, layer in enumerate(image.layers, 1):
+            tell(f"unpacking layer {number} of {len(image.layers)}")
+            with layer.open() as file, read_faults(f"the layer {layer.name}"), decompressed(file) as plain:
+                container.unpack_layer(layer, plain, tree)
+        return image.config, image.digest
+
+    def _tarball(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
+        _no_reference(wanted)
+        tell(f"unpacking {wanted.path.name}")
+        with wanted.path.open("rb") as file:
+            passing = Hashing(file)
+            with read_faults(str(wanted.path)):
+                with decompressed(passing) as plain, tar_stream(plain) as tar:
+                    Unpacking(tree, whiteouts=False).run(tar)
+                passing.drain()
+        return ImageConfig(), passing.digest
+
+    def _directory(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
+        _no_reference(wanted)
+        tell(f"copying {wanted.path}")
+        with directory_stream(wanted.path) as stream:
+            passing = Hashing(stream)
+            with read_faults(str(wanted.path)), tar_stream(passing) as tar:
+                Unpacking(tree, whiteouts=False).run(tar)
+                passing.drain()
+        return ImageConfig(), passing.digest
+
+
+def may_be_archive(path: Path) -> bool:
+    """Whether a tarball is a saved image, by its names if plain, by its first one if compressed.
+
+    Raises:
+        InvalidRequest: it is no tarball.
+    """
+    with path.open("rb") as file:
+        if source.compression_of(file.read(8)) == "plain":
+            file.seek(0)
+            with read_faults(str(path)), tar_index(file) as tar:
+                return source.is_archive(member.name for member in members(tar))
+        file.seek(0)
+        with read_faults(str(path)), decompressed(file) as plain, tar_stream(plain) as tar:
+            first = tar.next()
+            return first is not None and source.starts_archive(first.name)
+
+
+def add_mount_points(root: Path) -> None:
+    """Give the tree the directories that every guest needs, leaving those that it has."""
+    tree = Tree(root, Budget(1 << 30))
+    for name, mode in MOUNT_POINTS.items():
+        if tree.directory(name, make=False) is None:
+            tree.remove(name)
+            tree.make_directory(name)
+            os.chmod(tree.at(name), mode)  # noqa: PTH101
+
+
+def _accounts(root: Path) -> dict[str, accounts.Account]:
+    """The image's accounts; /etc may be a link, and the file need not exist or be one."""
+    tree = Tree(root, Budget(0))
+    etc = tree.directory("etc", make=False)
+    status = tree.status(f"{etc}/passwd") if etc is not None else None
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > 1 << 20:
+        return {}
+    return dict(accounts.parse_passwd(Path(tree.at(f"{etc}/passwd")).read_text(errors="replace")))
+
+
+def _no_reference(wanted: Located) -> None:
+    if wanted.tag or wanted.digest:
+        raise InvalidRequest(
+            f"{wanted.path} is a root filesystem, not an image, and has no tags", remedy="give the path alone"
+        )
+
+
+def _seal(path: Path) -> int:
+    """Make the file read-only and durable; returns the bytes it takes."""
+    path.chmod(0o444)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_blocks * 512
+    except OSError as error:
+        raise HostFault(f"{path} cannot be written out: {error}") from error
+    finally:
+        os.close(descriptor)

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import select
 import sys
+import time
 from collections import deque
 from heapq import heapify, heappop, heappush
-from time import monotonic as now
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from typing import Any
 
+now = time.monotonic
 EDGE = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 GONE = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _COMPACT_ABOVE = 256

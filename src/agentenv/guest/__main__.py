@@ -1,0 +1,5 @@
+"""`python -m agentenv.guest`."""
+
+from agentenv.guest.main import main
+
+main()

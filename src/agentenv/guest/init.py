@@ -1,0 +1,124 @@
+"""`POST /init`: turns a machine, just booted or restored, into this sandbox."""
+
+from __future__ import annotations
+
+from agentenv.guest import identity, loop
+from agentenv.guest.connect import ConnectError, bytes_field, field, object_field, parse_message, text_field
+from agentenv.guest.context import VERSION
+from agentenv.guest.http import HttpError, Response, json_response
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentenv.guest.connect import Message
+    from agentenv.guest.context import Context
+    from agentenv.guest.http import Request, Router
+    from agentenv.guest.server import Server
+
+_LIMIT = 4 * 1024 * 1024
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")
+
+
+def register(router: Router, context: Context, server: Server, *, change_system: bool = True) -> None:
+    """Adds /init, /health and /envs.
+
+    Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
+    agent that does not run in a machine of its own.
+    """
+
+    async def init(request: Request) -> Response:
+        refuse_strangers(context, request)
+        try:
+            message = parse_message(await request.read(_LIMIT))
+            plan = _changes(message) if change_system else []
+            apply_to_context(context, message)
+        except ConnectError as error:
+            raise HttpError(400, error.message) from None
+        for change in plan:
+            try:
+                change()
+            except OSError as error:  # a read-only or odd image: the rest still counts; shown on the console
+                loop.report(error)
+        lifecycle = text_field(message, "lifecycleID")
+        if lifecycle and lifecycle != context.lifecycle:
+            context.lifecycle = lifecycle
+            server.drop_others(request)
+        return Response(204, headers=(("x-envd-version", VERSION),))
+
+    async def health(request: Request) -> Response:
+        return Response(204, headers=(("cache-control", "no-store"), ("x-envd-version", VERSION)))
+
+    async def envs(request: Request) -> Response:
+        return json_response(context.env)
+
+    router.add("POST", "/init", init)
+    router.add("GET", "/health", health)
+    router.add("GET", "/envs", envs)
+
+
+def refuse_strangers(context: Context, request: Request) -> None:
+    """HttpError 403 unless the request comes from the gateway, which no process in the guest is."""
+    if request.peer != context.gateway:
+        raise HttpError(403, "only the host may do this")
+
+
+def apply_to_context(context: Context, message: Message) -> None:
+    """Takes over what concerns later requests.
+
+    A field that is absent leaves what was; `envVars` replaces all variables; an empty `accessToken`
+    lets everyone in. `volumeMounts` and `hyperloopIP` are accepted and have no meaning here: volumes are
+    drives that the host attaches, and the event address is E2B's own.
+    """
+    variables = object_field(message, "envVars")
+    if variables is not None:
+        if not all(isinstance(value, str) for value in variables.values()):
+            raise ConnectError("invalid_argument", "envVars is not a map of strings")
+        kept = {name: context.env[name] for name in _MARKERS.values() if name in context.env}
+        context.env = {"E2B_SANDBOX": "true", **kept, **variables}
+    if "accessToken" in message:
+        context.token = text_field(message, "accessToken") or None
+    context.default_user = text_field(message, "defaultUser") or context.default_user
+    if "defaultWorkdir" in message:
+        context.default_workdir = text_field(message, "defaultWorkdir") or None
+    for name, variable in _MARKERS.items():
+        if value := text_field(message, name):
+            context.env[variable] = value
+
+
+_MARKERS = {"sandboxId": "E2B_SANDBOX_ID", "templateId": "E2B_TEMPLATE_ID"}
+
+
+def _changes(message: Message) -> list[Callable[[], object]]:
+    """What to do to the system, in order; everything has been checked."""
+    plan: list[Callable[[], object]] = []
+    if (moment := field(message, "timestamp")) is not None:
+        nanoseconds = _nanoseconds(moment)
+        plan.append(lambda: identity.set_clock(nanoseconds))
+    if seed := bytes_field(message, "entropy"):
+        plan.append(lambda: identity.add_entropy(seed))
+    if name := text_field(message, "hostname"):
+        if len(name) > 64 or not _NAME_CHARACTERS.issuperset(name):
+            raise ConnectError("invalid_argument", f"hostname {name!r} is not a host name")
+        plan.append(lambda: identity.set_hostname(name))
+    if machine := text_field(message, "machineId"):
+        if len(machine) != 32 or not set(machine) <= set("0123456789abcdef"):
+            raise ConnectError("invalid_argument", "machineId is not 32 hexadecimal digits")
+        plan.append(lambda: identity.set_machine_id(machine))
+    markers = {"E2B_SANDBOX": "true"}
+    markers |= {variable: value for key, variable in _MARKERS.items() if (value := text_field(message, key))}
+    plan.append(lambda: identity.write_markers(markers))
+    if bundle := text_field(message, "caBundle"):
+        plan.append(lambda: identity.trust(bundle))
+    return plan
+
+
+def _nanoseconds(moment: object) -> int:
+    try:
+        if isinstance(moment, str):
+            return identity.parse_time(moment)
+        if isinstance(moment, int | float) and moment > 0:
+            return int(moment * 10**9)
+    except (ValueError, OverflowError):
+        pass
+    raise ConnectError("invalid_argument", f"timestamp {moment!r} is not a time")

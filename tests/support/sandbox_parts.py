@@ -21,7 +21,7 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.records import Records
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
-from agentenv.vmm.machine import Exit, GuestFiles, Layer, MachineSpec
+from agentenv.vmm.machine import Exit, GuestFiles, MachineSpec
 
 GUEST = GuestFiles(Path("/guest/kernel"), Path("/guest/initramfs"), Path("/guest/tools"))
 
@@ -65,7 +65,7 @@ class Steps:
 class MemoryMachine:
     """A machine that is nothing but its promises."""
 
-    def __init__(self, spec: MachineSpec, steps: Steps, gone: Callable[[MemoryMachine], None]) -> None:
+    def __init__(self, spec: MachineSpec, steps: Steps, gone: Callable[[MemoryMachine], object]) -> None:
         self.spec = spec
         self.pid = 4242
         self.detached = False
@@ -190,10 +190,11 @@ class MemoryTemplate:
     memory_mib: int = 512
     disk_mib: int = 2048
     env: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
-    user: str = "user"
-    workdir: str | None = None
-    layers: tuple[Layer, ...] = (Layer(Path("/images/base"), "raw"),)
+    default_user: str = "user"
+    default_workdir: str | None = None
+    rootfs: Path = Path("/images/base.ext4")
     created_at: float = 1_700_000_000.0
+    updated_at: float = 1_700_000_100.0
 
 
 class MemoryTemplates:

@@ -18,6 +18,8 @@ class ListedTemplate(Template, Protocol):
 
     @property
     def created_at(self) -> float: ...
+    @property
+    def updated_at(self) -> float: ...
 
 
 class Catalogue(Protocol):
@@ -64,7 +66,6 @@ def _listed(catalogue: Catalogue) -> JSONResponse:
 
 
 def _fields(template: ListedTemplate) -> dict[str, Any]:
-    moment = rfc3339(template.created_at)
     return TemplateAnswer(
         templateID=template.id,
         buildID=template.build_id,
@@ -73,6 +74,6 @@ def _fields(template: ListedTemplate) -> dict[str, Any]:
         diskSizeMB=template.disk_mib,
         aliases=[template.name],
         names=[template.name],
-        createdAt=moment,
-        updatedAt=moment,
+        createdAt=rfc3339(template.created_at),
+        updatedAt=rfc3339(template.updated_at),
     ).model_dump()

@@ -14,7 +14,7 @@ from agentenv.sandbox.agent import Identity, unless_exit
 from agentenv.sandbox.parts import GuestFilesSource, Slots, Template
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
-from agentenv.vmm.machine import GuestFiles, Hypervisor, Machine, MachineSpec, Nic
+from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def machine_spec(record: Sandbox, template: Template, slot: Slot, guest: GuestFi
         memory_mib=record.memory_mib,
         disk_mib=record.disk_mib,
         guest=guest,
-        layers=template.layers,
+        layers=(Layer(template.rootfs, "raw"),),
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
     )
@@ -111,6 +111,6 @@ def new_identity(record: Sandbox, template: Template) -> Identity:
         machine_id=secrets.token_hex(16),
         env={**template.env, **record.env},
         access_token=record.access_token,
-        default_user=template.user,
-        default_workdir=template.workdir,
+        default_user=template.default_user,
+        default_workdir=template.default_workdir,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from agentenv.network.slot import Slot
-from agentenv.vmm.machine import GuestFiles, Layer
+from agentenv.vmm.machine import GuestFiles
 
 
 class Slots(Protocol):
@@ -47,13 +48,13 @@ class Template(Protocol):
     @property
     def disk_mib(self) -> int: ...
     @property
-    def env(self) -> dict[str, str]: ...
+    def rootfs(self) -> Path: ...
     @property
-    def user(self) -> str: ...
+    def env(self) -> Mapping[str, str]: ...
     @property
-    def workdir(self) -> str | None: ...
+    def default_user(self) -> str: ...
     @property
-    def layers(self) -> tuple[Layer, ...]: ...
+    def default_workdir(self) -> str | None: ...
 
 
 class Templates(Protocol):

@@ -86,8 +86,8 @@ def test_a_record_found_at_the_start(machine: str, state: State, cell: str) -> N
 def test_the_tables_are_complete() -> None:
     assert set(TRANSITIONS) == set(Operation)
     assert set(SETTLEMENTS) == set(Outcome)
-    for row in [*TRANSITIONS.values(), *SETTLEMENTS.values(), RECOVERIES]:
-        assert set(row) == set(State)
+    states = [set(row) for row in TRANSITIONS.values()] + [set(row) for row in SETTLEMENTS.values()]
+    assert all(row == set(State) for row in [*states, set(RECOVERIES)])
     assert len(cells(CELLS)) == len(Operation) * len(State)
 
 

@@ -113,7 +113,7 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
             raise Unsatisfiable("the range holds no bytes")
         return size - length, length
     offset = int(first)
-    end = int(last) if last else size - 1
+    end = int(last) if last else max(offset, size - 1)
     if end < offset:
         return None
     if offset >= size:

@@ -1,8 +1,8 @@
 """`POST /files`: files come in, as form parts or as the bare body, and go straight to their places.
 
-An existing file keeps its inode: it is handed to the user, emptied and written. A watch therefore
-sees a new file as created, changed in mode (the new owner) and written, one event each when it has
-at most `_GATHER` bytes, which is what E2B's clients count on.
+An existing file keeps its inode: it is handed to the user, emptied and written. A watch sees a new
+file as created, changed in mode (the new owner) and written, one event each when it has at most
+`_GATHER` bytes, which is what E2B's clients count on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from agentenv.guest import files_metadata
 from agentenv.guest.files import refuse
 from agentenv.guest.files_multipart import MultipartError, MultipartParser, Part, parameters
 from agentenv.guest.http import HttpError, json_response
+from agentenv.guest.loop import checkpoint
 from agentenv.guest.paths import PathError, base_name, expand, make_directories, parent, printable
 
 TYPE_CHECKING = False
@@ -70,7 +71,7 @@ async def _store(request: Request, user: User, workdir: str | None) -> list[dict
 
 
 async def _store_bare(body: AsyncGenerator[bytes, None], place: _Place) -> dict[str, object]:
-    file = place.open(None)
+    file = await place.open(None)
     try:
         async for chunk in body:
             file.write(chunk)
@@ -91,7 +92,8 @@ async def _store_parts(
                 if isinstance(item, Part):
                     if file is not None:
                         stored.append(file.finish())
-                    file = place.open(item) if item.name == "file" else None
+                        file = None
+                    file = await place.open(item) if item.name == "file" else None
                 elif file is not None:
                     file.write(item)
         if not parser.finished:
@@ -118,7 +120,7 @@ class _Place:
         self._size = size
         self._taken: set[str] = set()
 
-    def open(self, part: Part | None) -> _Upload:
+    async def open(self, part: Part | None) -> _Upload:
         """The file for a part of the form, or for the bare body (None)."""
         given = self._path
         if given is None:
@@ -136,6 +138,11 @@ class _Place:
                 "request, only the first specified file was uploaded",
             )
         self._taken.add(path)
+        try:
+            if make_directories(parent(path), self._user.uid, self._user.gid):
+                await checkpoint()  # watches of a tree come to follow the new directory
+        except OSError as error:
+            raise refuse(error, f"error ensuring directories for '{printable(path)}'") from None
         return _Upload(path, self._user, self._metadata, self._size)
 
 
@@ -148,11 +155,8 @@ class _Upload:
         self._size = size
         self._pieces: list[bytes] = []
         self._gathered = 0
-        try:
-            make_directories(parent(path), user.uid, user.gid)
-        except OSError as error:
-            raise refuse(error, f"error ensuring directories for '{printable(path)}'") from None
         self._fd, self._created = self._open(user)
+        self._empty = self._created
 
     def write(self, data: bytes) -> None:
         """Take some more of the content."""
@@ -193,7 +197,7 @@ class _Upload:
         self._close()
 
     def _open(self, user: User) -> tuple[int, bool]:
-        """The open, empty file, and whether it is new."""
+        """The open file, and whether it is new."""
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
         created = False
         try:
@@ -209,8 +213,6 @@ class _Upload:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise HttpError(400, f"path is not a regular file: {printable(self._path)}")
             _hand_over(fd, user)
-            if not created:
-                os.ftruncate(fd, 0)
         except OSError as error:
             os.close(fd)
             raise refuse(error, f"error opening file '{printable(self._path)}'") from None
@@ -236,12 +238,14 @@ class _Upload:
         return refuse(error, f"error opening file '{shown}'")
 
     def _flush(self) -> None:
-        if not self._gathered:
-            return
         data = memoryview(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
         self._pieces.clear()
         self._gathered = 0
         try:
+            if not self._empty:
+                # Only now: together with what follows it is one event for who watches.
+                os.ftruncate(self._fd, 0)
+                self._empty = True
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:

@@ -74,8 +74,10 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def make_directories(path: str, uid: int, gid: int) -> None:
+def make_directories(path: str, uid: int, gid: int) -> bool:
     """Make `path` and what is missing above it, each new directory 0755 and owned by `uid`, `gid`.
+
+    Returns whether there was anything to make.
 
     Raises:
         NotADirectoryError: the path, or something above it, is a file.
@@ -100,3 +102,4 @@ def make_directories(path: str, uid: int, gid: int) -> None:
             pass  # someone else was faster, perhaps not yet done with its owner
         # Not through a link: the directory above may be the user's, who could swap one in.
         os.chown(directory, uid, gid, follow_symlinks=False)
+    return bool(missing)

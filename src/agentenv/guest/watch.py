@@ -64,28 +64,22 @@ class Watching:
         not_found, invalid_argument for a file or a network mount. Ends when the client leaves, and
         with an internal error when events were lost.
         """
-        tree = await self._open(message, request)
-        changed = loop.Event()
+        interval = keepalive_interval(request)
+        watcher = await self._open(message, request)
         try:
-            loop.watch(tree.fd, lambda events: changed.set())
             yield {"start": {}}
-            interval = keepalive_interval(request)
-            told = _Teller(tree, flag_field(message, "includeEntry"))
             while True:
-                changed.clear()
-                changes = _read(tree)
-                for change in changes:
-                    yield {"filesystem": told.event(change)}
-                if not changes and not await changed.wait(interval):
+                events = watcher.take()
+                for event in events:
+                    yield {"filesystem": event}
+                if not events and not await watcher.changed.wait(interval):
                     yield {"keepalive": {}}
         finally:
-            loop.unwatch(tree.fd)
-            tree.close()
+            watcher.close()
 
     async def create_watcher(self, message: Message, request: Request) -> Message:
         """The same request as WatchDir's → `{watcherId}`."""
-        tree = await self._open(message, request)
-        watcher = _Watcher(tree, _Teller(tree, flag_field(message, "includeEntry")))
+        watcher = await self._open(message, request)
         identifier = "w" + hexlify(os.urandom(10)).decode()
         self._watchers[identifier] = watcher
         return {"watcherId": identifier}
@@ -108,19 +102,19 @@ class Watching:
             raise ConnectError("not_found", f"watcher with id {printable(identifier)} not found")
         return identifier, watcher
 
-    async def _open(self, message: Message, request: Request) -> TreeWatch:
+    async def _open(self, message: Message, request: Request) -> _Watcher:
         user = self._context.user_of(request)
         path = resolve(text_field(message, "path"), user, self._context)
         recursive = flag_field(message, "recursive")
         allowed = flag_field(message, "allowNetworkMounts")
-        flag_field(message, "includeEntry")
+        include_entry = flag_field(message, "includeEntry")
         shown = printable(path)
         try:
             if not stat.S_ISDIR(os.stat(path).st_mode):
                 raise ConnectError("invalid_argument", f"path {shown} not a directory")
             if not allowed and on_network_filesystem(path):
                 raise ConnectError("invalid_argument", f"cannot watch path on network filesystem: {shown}")
-            return await open_tree(path, recursive=recursive)
+            return _Watcher(await open_tree(path, recursive=recursive), include_entry)
         except (FileNotFoundError, NotADirectoryError):
             raise ConnectError("not_found", f"path {shown} not found") from None
         except OSError as error:
@@ -146,11 +140,16 @@ class _Teller:
 
 
 class _Watcher:
-    """A watch whose events wait to be fetched."""
+    """A watch whose events wait to be taken; `changed` is set while there are some.
 
-    def __init__(self, tree: TreeWatch, teller: _Teller) -> None:
+    They are collected the moment the kernel has them: a new directory must be followed before more
+    happens in it.
+    """
+
+    def __init__(self, tree: TreeWatch, include_entry: bool) -> None:
+        self.changed = loop.Event()
         self._tree = tree
-        self._teller = teller
+        self._teller = _Teller(tree, include_entry)
         self._events: list[Message] = []
         self._error: ConnectError | None = None
         loop.watch(tree.fd, lambda events: self._collect())
@@ -161,6 +160,7 @@ class _Watcher:
         if self._error is not None:
             raise self._error
         events, self._events = self._events, []
+        self.changed.clear()
         return events
 
     def close(self) -> None:
@@ -178,9 +178,12 @@ class _Watcher:
         except ConnectError as error:
             self._error = error
             self._events.clear()
+            self.changed.set()
             self.close()
             return
-        self._events += map(self._teller.event, changes)
+        if changes:
+            self._events += map(self._teller.event, changes)
+            self.changed.set()
 
 
 def _read(tree: TreeWatch) -> list[Change]:

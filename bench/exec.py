@@ -20,11 +20,11 @@ import struct
 from urllib.parse import urlsplit
 
 from e2b import Sandbox
-from measure import interleaved, show, summary
 
 from agentenv import config
 from agentenv.records.database import Database
 from agentenv.sandbox.records import decode
+from measure import interleaved, show, summary
 
 BARE_PORT = 9799
 BARE_AGENT = f"""

@@ -1,0 +1,156 @@
+"""`aenv template`: make, list and delete templates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agentenv import config
+from agentenv.cli.options import home_option, output_option
+from agentenv.cli.progress import Steps
+from agentenv.cli.root import require_root
+
+if TYPE_CHECKING:
+    from agentenv.records.database import Database
+    from agentenv.template.store import Template
+
+
+@click.group("template")
+def command() -> None:
+    """Make, list and delete templates."""
+
+
+@command.command("create")
+@click.argument("name")
+@click.option("--from", "source", required=True, metavar="SOURCE", help="What it is made from; see below.")
+@click.option("--vcpus", type=click.IntRange(min=1), help="Virtual cpus (1).")
+@click.option("--memory", type=click.IntRange(min=128), metavar="MIB", help="Memory in MiB (512).")
+@click.option("--disk", type=click.IntRange(min=64), metavar="MIB", help="Root disk in MiB (2048).")
+@click.option("--force", is_flag=True, help="Make it anew even if it is up to date.")
+@home_option
+def create(
+    name: str,
+    source: str,
+    vcpus: int | None,
+    memory: int | None,
+    disk: int | None,
+    force: bool,
+    home: Path | None,
+) -> None:
+    """Make the template NAME from SOURCE, in the place of one of that name.
+
+    \b
+    SOURCE is one of
+      debootstrap:SUITE          a small system from the distribution's mirror, made for agents
+      DIRECTORY[:TAG|@DIGEST]    an OCI image layout
+      FILE.tar[.gz|.zst]         what `docker save` or `podman save` wrote
+      FILE.tar[.gz|.xz|.zst|…]   a root filesystem
+      DIRECTORY                  a root filesystem
+
+    \b
+    Examples:
+      aenv template create base --from debootstrap:bookworm
+      docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
+    """
+    settings = config.load(home=home)
+    require_root(settings)
+    from agentenv.records.ledger import Ledger
+    from agentenv.template.create import create as make
+
+    with _database(settings) as database:
+        template = asyncio.run(
+            make(
+                settings,
+                database,
+                Ledger(database),
+                name,
+                source,
+                vcpus=vcpus,
+                memory_mib=memory,
+                disk_mib=disk,
+                force=force,
+                progress=Steps(),
+            )
+        )
+    click.echo(f"{template.name} {template.id}")
+
+
+@command.command("list")
+@home_option
+@output_option
+@click.option("--names", is_flag=True, help="Only the names, a line each.")
+def list_templates(home: Path | None, output: str, names: bool) -> None:
+    """List the templates."""
+    settings = config.load(home=home)
+    templates: list[Template] = []
+    if settings.database.exists():  # a directory nobody has used yet stays as it is
+        from agentenv.template.store import Templates
+
+        with _database(settings) as database:
+            templates = Templates(database, settings).list()
+    if names:
+        for template in templates:
+            click.echo(template.name)
+    elif output == "json":
+        click.echo(json.dumps([_facts(template) for template in templates]))
+    else:
+        _table(templates)
+
+
+@command.command("delete")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@home_option
+def delete(names: tuple[str, ...], home: Path | None) -> None:
+    """Delete templates, by name or id. One that sandboxes use is refused."""
+    settings = config.load(home=home)
+    require_root(settings)
+    from agentenv.template.store import Templates
+
+    with _database(settings) as database:
+        templates = Templates(database, settings)
+        for name in names:
+            template = templates.delete(name)
+            click.echo(f"deleted {template.name} {template.id}")
+
+
+@contextmanager
+def _database(settings: config.Settings) -> Iterator[Database]:
+    from agentenv.records.database import Database
+
+    database = Database(settings.database)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _facts(template: Template) -> dict[str, object]:
+    return {
+        "id": template.id,
+        "name": template.name,
+        "vcpus": template.vcpus,
+        "memory_mib": template.memory_mib,
+        "disk_mib": template.disk_mib,
+        "size_bytes": template.size_bytes,
+        "source": template.source,
+        "updated_at": datetime.fromtimestamp(template.updated_at, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _table(templates: list[Template]) -> None:
+    if not templates:
+        click.echo("no templates; make one: aenv template create base --from debootstrap:SUITE", err=True)
+        return
+    click.echo(f"{'NAME':20} {'ID':20} {'VCPUS':>5} {'MEMORY':>9} {'DISK':>9} {'SIZE':>9}  SOURCE")
+    for template in templates:
+        click.echo(
+            f"{template.name:20} {template.id:20} {template.vcpus:5} {template.memory_mib:5} MiB"
+            f" {template.disk_mib:5} MiB {template.size_bytes >> 20:5} MiB  {template.source}"
+        )

@@ -3,10 +3,11 @@ its clients show). Unknown fields are ignored; a null is the same as an absent f
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ENVD_VERSION = "0.6.13"
 CLIENT_ID = "agentenv"
@@ -16,6 +17,16 @@ class Asked(BaseModel):
     """A request's body: types are not converted."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        """JSON can spell half a surrogate pair, which no store or answer can hold."""
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a string holds half of a surrogate pair") from None
+        return data
 
 
 class AutoResume(Asked):

@@ -6,15 +6,17 @@ import asyncio
 import collections
 import os
 import random
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agentenv.config import Settings
-from agentenv.errors import CapacityExceeded, HostFault
+from agentenv.errors import CapacityExceeded, HostFault, HostIncapable
 from agentenv.network import namespace
 from agentenv.network.host import forward_blockers
 from agentenv.network.node import NodeRegistry
@@ -316,6 +318,75 @@ async def test_a_slot_that_cannot_be_mended_is_removed(host: NetHost, node: Node
     assert await new.adopt("machine") is None
     await new.stop()
     assert host.state() == before
+
+
+CRASHING = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from agentenv.config import Settings
+from agentenv.network import namespace
+from agentenv.network.node import NodeRegistry
+from agentenv.network.slots import Slots
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
+
+home, namespaces, registry, fatal = sys.argv[1:]
+namespace.NAMESPACES = Path(namespaces)
+
+def step(name):
+    if name == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    ledger = Ledger(Database(Path(home) / "aenv.db"))
+    slots = Slots(Settings(home=home), ledger, registry=NodeRegistry(Path(registry)), step=step)
+    await slots.start()
+    await slots.acquire("machine")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, node: Node, step: str) -> None:
+    before = host.state()
+    arguments = [str(node.home), str(host.namespaces), str(host.directory / "nodes"), step]
+    killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", CRASHING, *arguments])
+    assert killed.returncode == -signal.SIGKILL
+    assert [entry.owner for entry in node.ledger.entries(kind="slot")] == ["machine"]
+    slots = node.slots()
+    await slots.start()
+    assert await slots.reap(set()) == ["aenv0-1"]
+    await slots.stop()
+    assert host.state() == before
+
+
+async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost, node: Node) -> None:
+    other = Node(host, "other").slots()
+    await other.start()
+    slots = node.slots()
+    await slots.start()
+    slot = await slots.acquire("machine")
+    await slots.stop()
+    await other.stop()
+    (host.directory / "nodes" / "1").unlink()
+    await slots.start()
+    assert slots.identity.index == 1
+    assert await slots.adopt("machine") == slot
+    await slots.release(slot)
+    await slots.stop()
+
+
+async def test_a_start_that_fails_leaves_nothing(
+    host: NetHost, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host.state()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(HostIncapable, match="nftables"):
+            await node.slots().start()
+    assert host.state() == before
+    assert not (host.directory / "nodes" / "0").exists()
 
 
 async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, node: Node) -> None:

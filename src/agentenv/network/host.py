@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,21 @@ class HostSide:
 
     def take_down(self, host: Rtnetlink) -> None:
         """Remove the node's own; `restore_shared` is for the last node to call."""
-        self._docker.withdraw()
-        nft.apply(nft.delete_node_rules(self._identity))
+        with ExitStack() as stack:  # each is tried, whatever becomes of the others
+            stack.callback(self._withdraw_address, host)
+            stack.callback(nft.apply, nft.delete_node_rules(self._identity))
+            stack.callback(self._docker.withdraw)
+
+    def restore_shared(self) -> None:
+        """Put forwarding back as it was found, with the registry's lock held."""
+        self._forwarding.restore()
+
+    def _withdraw_address(self, host: Rtnetlink) -> None:
         try:
             host.apply(netlink.delete_address(_LOOPBACK, self._identity.address, 32))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise
-
-    def restore_shared(self) -> None:
-        """Put forwarding back as it was found, with the registry's lock held."""
-        self._forwarding.restore()
 
 
 class Forwarding:

@@ -71,8 +71,9 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     The guest reaches the world as `address` and its resolver through its gateway. A packet with
     another source than the guest's goes nowhere. New connections to the guest come from the
     node alone: what is left of an earlier sandbox's flows at the same address finds no way in.
-    Segment sizes are clamped to the route, since guests do not know the host's MTU. In a fresh
-    namespace there is nothing to replace, which nft does in a third of the time.
+    The machine's own process, which runs in the namespace, sends nothing but what the kernel
+    answers for it. Segment sizes are clamped to the route, since guests do not know the host's
+    MTU. In a fresh namespace there is nothing to replace, which nft does in a third of the time.
     """
     write = _making if fresh else _replacing
     return write(
@@ -101,6 +102,10 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
         type filter hook input priority filter; policy drop;
         icmp type echo-request accept
         iifname "{TAP}" reject with icmp type admin-prohibited
+    }}
+    chain output {{
+        type filter hook output priority filter; policy drop;
+        meta l4proto icmp accept
     }}
 """,
     )

@@ -98,7 +98,12 @@ class NodeRegistry:
         self._boot_id = boot_id or host_boot_id()
 
     def claim(
-        self, home: Path, network_range: str, in_use: Callable[[NodeIdentity], str | None]
+        self,
+        home: Path,
+        network_range: str,
+        in_use: Callable[[NodeIdentity], str | None],
+        *,
+        before: NodeIdentity | None = None,
     ) -> NodeIdentity:
         """The identity of the node with that data directory: the one it had, or a free one.
 
@@ -107,6 +112,8 @@ class NodeRegistry:
             network_range: of which each node takes one block.
             in_use: says why the host cannot give away an identity (its addresses or names are
                 taken by something else), or None. Not asked about one's own.
+            before: the identity that the node's own records name, taken again if its file was
+                lost and no other node has it.
 
         Raises:
             InvalidRequest: the range cannot be used.
@@ -119,12 +126,15 @@ class NodeRegistry:
             for index, (owner, block) in claims.items():
                 if owner == str(home):
                     return NodeIdentity(index, block)
+            candidates = [NodeIdentity(index, block) for index, block in enumerate(choices)]
+            if before is not None:
+                candidates.insert(0, before)
             reasons = []
-            for index, block in enumerate(choices):
+            for identity in candidates:
+                index, block = identity.index, identity.block
                 if index in claims or any(block.overlaps(other) for _, other in claims.values()):
                     continue
-                identity = NodeIdentity(index, block)
-                reason = in_use(identity)
+                reason = in_use(identity) if identity != before else None
                 if reason is None:
                     self._write(identity, home)
                     return identity

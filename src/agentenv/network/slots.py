@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any, TypeVar
 
 from agentenv.config import Settings
@@ -119,17 +119,18 @@ class Slots:
         try:
             for _ in range(_WORKERS):
                 self._sockets.put(Rtnetlink())
-            self._identity = await self._run(self._claim)
-            if not self._ledger.entries(kind=_NODE_KIND):
-                self._ledger.record(
-                    _NODE_OWNER, _NODE_KIND, self.identity.name, block=str(self.identity.block)
-                )
+            before = self._recorded_identity()
+            self._identity = await self._run(lambda host: self._claim(host, before))
+            self._record_identity()
             self._host_side = HostSide(self.identity, self._registry, self._settings.denied_ranges)
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
             await self._recollect()
         except BaseException:
-            await self.stop()
+            try:
+                await self.stop()
+            except (AenvError, OSError) as error:  # why it did not start is what matters
+                _log.error("the host's network is not wholly put back: %s", error)
             raise
 
     async def acquire(self, owner: str) -> Slot:
@@ -227,6 +228,26 @@ class Slots:
 
     # Decisions, on the event loop.
 
+    def _recorded_identity(self) -> NodeIdentity | None:
+        """The identity that this boot's records name."""
+        for entry in self._ledger.entries(kind=_NODE_KIND):
+            if entry.boot_id == self._ledger.boot_id:
+                return NodeIdentity(entry.detail["index"], IPv4Network(entry.detail["block"]))
+        return None
+
+    def _record_identity(self) -> None:
+        if self._recorded_identity() == self.identity:
+            return
+        for entry in self._ledger.entries(kind=_NODE_KIND):
+            self._ledger.strike(entry)
+        self._ledger.record(
+            _NODE_OWNER,
+            _NODE_KIND,
+            self.identity.name,
+            index=self.identity.index,
+            block=str(self.identity.block),
+        )
+
     def _reserve(self, owner: str) -> Entry:
         if self.free <= 0:
             raise CapacityExceeded(
@@ -258,7 +279,8 @@ class Slots:
 
     def _forget(self, entry: Entry) -> None:
         self._ledger.strike(entry)
-        self._entries.pop(entry.detail["number"], None)
+        if self._entries.get(entry.detail["number"]) == entry:
+            del self._entries[entry.detail["number"]]
 
     def _wiring(self, entry: Entry) -> Wiring:
         number = entry.detail["number"]
@@ -343,11 +365,17 @@ class Slots:
         self._forget(entry)
 
     async def _recollect(self) -> None:
-        """Take up the recorded slots; those of an earlier boot of the host are gone with it."""
+        """Take up the recorded slots, but for those that no machine can be using.
+
+        Those of an earlier boot of the host are gone with it, though a file may be left where
+        /run is not in memory; those of another index belong to nobody's addresses.
+        """
         for entry in self._ledger.entries(kind=KIND):
-            self._entries[entry.detail["number"]] = entry
-            if entry.boot_id != self._ledger.boot_id:
-                await self._remove(entry)  # a file may be left where /run is not in memory
+            current = entry.name == self.identity.slot_name(entry.detail["number"])
+            if entry.boot_id == self._ledger.boot_id and current:
+                self._entries[entry.detail["number"]] = entry
+            else:
+                await self._remove(entry)
         known = {entry.name for entry in self._entries.values()}
         for name in await self._run(lambda host: left_behind(self.identity, host)) - known:
             suffix = name.rpartition("-")[2]
@@ -355,16 +383,21 @@ class Slots:
                 self._foreign.add(int(suffix))
             _log.warning("the namespace or link %s is on no record; it is left alone", name)
 
-    def _claim(self, host: Rtnetlink) -> NodeIdentity:
+    def _claim(self, host: Rtnetlink, before: NodeIdentity | None) -> NodeIdentity:
         return self._registry.claim(
-            self._settings.home, self._settings.network_range, lambda identity: in_use(identity, host)
+            self._settings.home,
+            self._settings.network_range,
+            lambda identity: in_use(identity, host),
+            before=before,
         )
 
     def _leave_host(self, host: Rtnetlink) -> None:
         side = self._host_side
-        if side is not None:
-            side.take_down(host)
-        self._registry.free(self._settings.home, side.restore_shared if side is not None else None)
+        try:
+            if side is not None:
+                side.take_down(host)
+        finally:
+            self._registry.free(self._settings.home, side.restore_shared if side is not None else None)
 
     async def _run(self, work: Callable[[Rtnetlink], T]) -> T:
         """Do blocking work in a thread, with a socket to the host's namespace."""

@@ -92,11 +92,11 @@ def message(payload: Payload, head: RequestHead | None, *, close: bool) -> bytes
 
 def is_preflight(head: RequestHead) -> bool:
     """Whether a browser asks if it may send the real request; it hides the answer to a refused one."""
-    return head.method == b"OPTIONS" and b"access-control-request-method" in head.noted
+    return head.method == b"OPTIONS" and bool(head.value(b"access-control-request-method"))
 
 
 def _navigates(head: RequestHead) -> bool:
-    agent, accept = head.noted.get(b"user-agent", b""), head.noted.get(b"accept", b"")
+    agent, accept = head.value(b"user-agent"), head.value(b"accept")
     return agent.startswith(b"Mozilla/") and b"text/html" in accept
 
 

@@ -8,31 +8,7 @@ Content-Length and Transfer-Encoding stay in both ways, because bodies are relay
 
 from __future__ import annotations
 
-from agentenv.proxy.head import TRAFFIC_TOKEN, AnswerHead, RequestHead
-
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"upgrade",
-    }
-)
-_NOT_FOR_GUESTS = _HOP_BY_HOP | {
-    TRAFFIC_TOKEN,
-    b"x-agentenv-sandbox-id",
-    b"x-agentenv-target-port",
-    b"x-forwarded-for",
-    b"x-forwarded-host",
-    b"x-forwarded-proto",
-    b"host",
-}
-# What a client cannot have taken out by naming it in Connection: a body would lose its end.
-_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding"})
-_HOPS_OF_ANSWERS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
+from agentenv.proxy.head import AnswerHead, RequestHead
 
 
 def request_to_guest(head: RequestHead, path: bytes, client: bytes, scheme: bytes, upgrade: bool) -> bytes:
@@ -45,33 +21,36 @@ def request_to_guest(head: RequestHead, path: bytes, client: bytes, scheme: byte
         scheme: `http` or `https`, as the client spoke it.
         upgrade: pass on the wish to change the protocol.
     """
-    dropped = _NOT_FOR_GUESTS if not head.options else _NOT_FOR_GUESTS | (head.options - _FRAMING)
     earlier = head.noted.get(b"x-forwarded-for")
-    lines = [
-        b"%b %b HTTP/1.%d" % (head.method, path, head.minor),
-        b"Host: " + head.host,
-        *[line for name, line in head.fields if name not in dropped],
-        b"X-Forwarded-For: " + (client if earlier is None else earlier + b", " + client),
-        b"X-Forwarded-Host: " + head.host,
-        b"X-Forwarded-Proto: " + scheme,
-    ]
     if upgrade and head.upgrade is not None:
-        lines.append(b"Connection: Upgrade\r\nUpgrade: " + head.upgrade)
-    elif head.minor == 0:
-        lines.append(b"Connection: close")
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+        ending = b"Connection: Upgrade\r\nUpgrade: " + head.upgrade + b"\r\n"
+    else:
+        ending = b"" if head.minor == 1 else b"Connection: close\r\n"
+    return (
+        b"%b %b HTTP/1.%d\r\nHost: %b%b\r\n"
+        b"X-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\n%b\r\n"
+    ) % (
+        head.method,
+        path,
+        head.minor,
+        head.host,
+        head.kept,
+        client if earlier is None else earlier + b", " + client,
+        head.host,
+        scheme,
+        ending,
+    )
 
 
-def request_to_api(head: RequestHead, raw: bytes) -> bytes:
+def request_to_api(head: RequestHead) -> bytes:
     """The head to hand to the API's protocol: as it came, without changes of protocol other than WebSocket.
 
     Its parser would take an upgrade it does not know for the end of HTTP on the connection.
     """
     if b"upgrade" not in head.noted or is_websocket(head):
-        return raw + b"\r\n"
-    start = raw[: raw.index(b"\r\n")]
-    return b"\r\n".join([start, *[line for name, line in head.fields if name != b"upgrade"], b"\r\n"])
+        return head.raw + b"\r\n"
+    lines = head.raw.split(b"\r\n")
+    return b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:")) + b"\r\n"
 
 
 def is_websocket(head: RequestHead) -> bool:
@@ -84,6 +63,9 @@ def is_websocket(head: RequestHead) -> bool:
     )
 
 
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
 def answer_to_client(head: AnswerHead, raw: bytes, close: bool) -> bytes:
     """The head to send to a client.
 
@@ -92,14 +74,11 @@ def answer_to_client(head: AnswerHead, raw: bytes, close: bool) -> bytes:
         raw: the same as it came, without its empty line.
         close: announce that the connection ends after this answer.
     """
-    if head.minor == 1 and not close and _HOPS_OF_ANSWERS.isdisjoint(head.noted):
+    if head.minor == 1 and not close and head.noted.keys() <= _FRAMING:
         return raw + b"\r\n"
-    dropped = _HOP_BY_HOP | (head.options - _FRAMING)
-    lines = [b"HTTP/1.1" + head.start[8:]]
-    lines += [line for name, line in head.fields if name not in dropped]
+    ending = b""
     if head.status in (101, 426) and b"upgrade" in head.noted:
-        lines.append(b"Connection: Upgrade\r\nUpgrade: " + head.noted[b"upgrade"])
+        ending = b"Connection: Upgrade\r\nUpgrade: " + head.noted[b"upgrade"] + b"\r\n"
     elif close:
-        lines.append(b"Connection: close")
-    lines.append(b"\r\n")
-    return b"\r\n".join(lines)
+        ending = b"Connection: close\r\n"
+    return b"HTTP/1.1%b%b\r\n%b\r\n" % (head.start[8:], head.kept, ending)

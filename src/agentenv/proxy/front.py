@@ -239,7 +239,7 @@ class Front(asyncio.Protocol):
         except InvalidRequest as error:
             where = answers.of_error(error)
         if where is None:
-            self._begin_api(request_to_api(head, raw))
+            self._begin_api(request_to_api(head))
         elif isinstance(where, tuple):
             target, route = where
             relay = Relay(self, self.plane, route, target, head, self._body is not None)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from agentenv.proxy.framing import Body, Chunked, Malformed, Sized, UntilClose
 
 HEAD_LIMIT = 64 * 1024  # bytes, of requests and of answers
 END = b"\r\n\r\n"
-
-Fields = list[tuple[bytes, bytes]]  # (name in lower case, the whole line without its end)
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e\x80-\xff]+) HTTP/([0-9])\.([0-9])\r\n")
@@ -33,27 +32,39 @@ TRAFFIC_TOKEN = b"e2b-traffic-access-token"
 _SINGLE = frozenset(
     {b"host", b"content-length", TRAFFIC_TOKEN, *(name for pair in HEADER_PAIRS for name in pair)}
 )
-_NOTED_OF_REQUESTS = _SINGLE | {
-    b"accept",
-    b"access-control-request-method",
-    b"connection",
-    b"expect",
-    b"transfer-encoding",
-    b"upgrade",
-    b"user-agent",
-    b"x-forwarded-for",
-    b"x-forwarded-proto",
-}
-_NOTED_OF_ANSWERS = frozenset(
+
+# Fields that end at each hop (RFC 9110, 7.6.1), whatever Connection names.
+_HOP_BY_HOP = frozenset(
     {
         b"connection",
-        b"content-length",
         b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
         b"proxy-connection",
-        b"transfer-encoding",
+        b"te",
         b"upgrade",
     }
 )
+_NOT_FOR_GUESTS = _HOP_BY_HOP | {
+    TRAFFIC_TOKEN,
+    b"host",
+    b"x-agentenv-sandbox-id",
+    b"x-agentenv-target-port",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+}
+# Named in Connection these stay all the same: a body would lose its end, or a request its check.
+_NEVER_NOMINATED = _SINGLE | {b"transfer-encoding", b"x-access-token"}
+
+
+def _fields_to_find(names: frozenset[bytes]) -> re.Pattern[bytes]:
+    """Finds these fields in a head in lower case; each match leaves its line end to the next."""
+    return re.compile(rb"\n(" + b"|".join(sorted(names)) + rb"):([^\r]*)\r")
+
+
+_OF_REQUESTS = _fields_to_find(_NOT_FOR_GUESTS | _SINGLE | {b"expect", b"transfer-encoding"})
+_OF_ANSWERS = _fields_to_find(_HOP_BY_HOP | {b"content-length", b"transfer-encoding"})
 
 
 class HeadTooLarge(Malformed):
@@ -82,13 +93,19 @@ class NeverComplete(Malformed):
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request's head. `path` is in origin form (or `*`), `host` without regard to how it was given."""
+    """A request's head.
 
+    `path` is in origin form (or `*`); `host` is the target's, however it was given; `kept` are the
+    lines of the fields that a guest may see, each with its line end before it; `noted` are the
+    fields that this proxy looks at, by name in lower case; `options` are those of Connection.
+    """
+
+    raw: bytes
     method: bytes
     path: bytes
     host: bytes
     minor: int
-    fields: Fields
+    kept: bytes
     noted: dict[bytes, bytes]
     options: frozenset[bytes]
 
@@ -102,6 +119,14 @@ class RequestHead:
         """The protocol that the client asks to change to."""
         return self.noted.get(b"upgrade") if self.minor == 1 and b"upgrade" in self.options else None
 
+    def value(self, name: bytes) -> bytes:
+        """The value of the first field of that name (in lower case), noted or not; empty if there is none."""
+        at = self.raw.lower().find(b"\n" + name + b":")
+        if at < 0:
+            return b""
+        start = at + len(name) + 2
+        return self.raw[start : self.raw.index(b"\r", start)].strip(b" \t")
+
     @property
     def expects_continue(self) -> bool:
         """Whether the client waits for a 100 before it sends the body."""
@@ -110,12 +135,12 @@ class RequestHead:
 
 @dataclass(slots=True)
 class AnswerHead:
-    """The head of a guest's answer; `start` is the whole status line without its end."""
+    """The head of a guest's answer; `start` is the status line without its end, the rest as in requests."""
 
     start: bytes
     status: int
     minor: int
-    fields: Fields
+    kept: bytes
     noted: dict[bytes, bytes]
     options: frozenset[bytes]
 
@@ -137,15 +162,17 @@ def parse_request(raw: bytes) -> RequestHead:
     method, target, major, minor = match.groups()
     if major != b"1" or minor not in b"01":
         raise VersionRefused("only HTTP/1.1 and HTTP/1.0 are spoken here")
-    fields, noted = _read_fields(raw, match.end(), _NOTED_OF_REQUESTS)
-    path, authority = _split_target(method, target)
+    kept, noted, options = _read_fields(raw, match.end(), _OF_REQUESTS, _NOT_FOR_GUESTS)
     host = noted.get(b"host")
     if host is None:
         if minor == b"1":
             raise Malformed("the Host header is missing")
         host = b""
-    options = _options(noted)
-    return RequestHead(method, path, authority or host, int(minor), fields, noted, options)
+    path = target
+    if target[:1] != b"/":
+        path, authority = _split_target(method, target)
+        host = authority or host
+    return RequestHead(raw, method, path, host, 1 if minor == b"1" else 0, kept, noted, options)
 
 
 def parse_answer(raw: bytes) -> AnswerHead:
@@ -157,42 +184,60 @@ def parse_answer(raw: bytes) -> AnswerHead:
     match = _STATUS_LINE.match(raw)
     if match is None:
         raise Malformed("the status line is malformed")
-    fields, noted = _read_fields(raw, match.end(), _NOTED_OF_ANSWERS)
-    return AnswerHead(raw[: match.end() - 2], int(match[2]), int(match[1]), fields, noted, _options(noted))
+    end = match.end()
+    kept, noted, options = _read_fields(raw, end, _OF_ANSWERS, _HOP_BY_HOP)
+    return AnswerHead(raw[: end - 2], int(match[2]), 1 if match[1] == b"1" else 0, kept, noted, options)
 
 
-def _read_fields(raw: bytes, start: int, noting: frozenset[bytes]) -> tuple[Fields, dict[bytes, bytes]]:
+def _read_fields(
+    raw: bytes, start: int, find: re.Pattern[bytes], dropped: frozenset[bytes]
+) -> tuple[bytes, dict[bytes, bytes], frozenset[bytes]]:
+    """Check all field lines, look at those that `find` finds; returns what is kept, noted, and the options.
+
+    Only the fields of interest cost time in Python; the others are checked and copied in one go.
+    """
     if _FIELDS.fullmatch(raw, start) is None:
         raise Malformed("a header line is malformed")
-    fields: Fields = []
     noted: dict[bytes, bytes] = {}
-    if start == len(raw):
-        return fields, noted
-    for line in raw[start:-2].split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        fields.append((name, line))
-        if name in noting:
-            value = value.strip(b" \t")
-            if name in noted:
-                if name in _SINGLE:
-                    raise Malformed(f"the header {name.decode()} is there twice")
-                value = noted[name] + b"," + value
-            noted[name] = value
-    return fields, noted
+    kept: list[bytes] = []
+    position = start - 2  # the line end before the first field
+    for match in find.finditer(raw.lower(), start - 1):
+        name = match[1]
+        begin, end = match.span(2)
+        value = raw[begin:end].strip(b" \t")
+        if name in noted:
+            if name in _SINGLE:
+                raise Malformed(f"the header {name.decode()} is there twice")
+            value = noted[name] + b"," + value
+        noted[name] = value
+        if name in dropped:
+            kept.append(raw[position : match.start() - 1])
+            position = end
+    kept.append(raw[position:-2])
+    options = _options(noted[b"connection"]) if b"connection" in noted else _NONE
+    rest = b"".join(kept)
+    return (rest if options <= _USUAL else _without(rest, options)), noted, options
 
 
-def _options(noted: dict[bytes, bytes]) -> frozenset[bytes]:
-    value = noted.get(b"connection")
-    if value is None:
-        return frozenset()
+_NONE: frozenset[bytes] = frozenset()
+_USUAL = frozenset({b"close", b"keep-alive", b"upgrade"})
+
+
+@lru_cache(maxsize=256)
+def _options(value: bytes) -> frozenset[bytes]:
     return frozenset(option.strip(b" \t") for option in value.lower().split(b","))
+
+
+def _without(lines: bytes, options: frozenset[bytes]) -> bytes:
+    """The lines without the fields that Connection names."""
+    dropped = options - _NEVER_NOMINATED
+    return b"\r\n".join(
+        line for line in lines.split(b"\r\n") if line.partition(b":")[0].lower() not in dropped
+    )
 
 
 def _split_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     """Path and authority of a request target (RFC 9112, 3.2); the authority wins over Host."""
-    if target[:1] == b"/":
-        return target, b""
     if target == b"*" and method == b"OPTIONS":
         return target, b""
     scheme, separator, rest = target.partition(b"://")

@@ -42,6 +42,22 @@ class Relays(Protocol):
 class Relay:
     """See the module."""
 
+    # Most exchanges change few of these.
+    _upstream: Upstream | None = None
+    _dialing: asyncio.Task[None] | None = None
+    _held: list[bytes] | None = None  # of the body, until there is a connection for it
+    _held_bytes = 0
+    _over = False
+    _request_done = False
+    _body_began = False
+    _partial: bytearray | None = None  # an answer's head that is not complete
+    _answered = False  # bytes of an answer went to the client
+    _answer: AnswerHead | None = None
+    _answer_body: Body | None = None
+    _answer_done = False
+    _tunnel = False
+    _guest_ended = False
+
     def __init__(
         self, client: Client, relays: Relays, route: Route, target: Target, head: RequestHead, has_body: bool
     ) -> None:
@@ -56,22 +72,8 @@ class Relay:
         self._request = request_to_guest(
             head, target.path, client.address, client.scheme_of(head), self._upgrade
         )
-        self._upstream: Upstream | None = None
-        self._dialing: asyncio.Task[None] | None = None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._over = False
-        self._request_done = False
-        self._body_began = False
-        self._partial = bytearray()  # an answer's head that is not complete
-        self._answered = False  # bytes of an answer went to the client
-        self._answer: AnswerHead | None = None
-        self._answer_body: Body | None = None
-        self._answer_done = False
         self._keep = head.keep_alive
         self._reusable = head.minor == 1
-        self._tunnel = False
-        self._guest_ended = False
 
     def start(self) -> None:
         """Hand the request to a connection, an idle one or a new one."""
@@ -92,7 +94,7 @@ class Relay:
             if self._upstream is not None:
                 self._upstream.transport.write(data)
             elif self._dialing is not None:
-                self._held.append(data)
+                self._held = [*(self._held or ()), data]
                 self._held_bytes += len(data)
                 if self._held_bytes > HELD_LIMIT:
                     self._client.hold_body(True)
@@ -172,11 +174,10 @@ class Relay:
         self._upstream = upstream
         upstream.user = self
         upstream.transport.write(self._request)
-        for data in self._held:
-            upstream.transport.write(data)
-        if self._held_bytes > HELD_LIMIT:
+        if self._held is not None:
+            upstream.transport.writelines(self._held)
+            self._held = None
             self._client.hold_body(False)
-        self._held.clear()
         if self._client.full:
             upstream.transport.pause_reading()
 
@@ -230,20 +231,23 @@ class Relay:
 
     def _pass_head(self, data: bytes) -> bytes:
         """Take an answer's head from the data and send it on, a final one with its body; returns the rest."""
-        if self._partial:
+        if self._partial is None:
+            source, end = data, data.find(END)
+        else:
             start = max(0, len(self._partial) - len(END) + 1)
             self._partial += data
-            end = self._partial.find(END, start)
-            source = bytes(self._partial) if end >= 0 else b""
-        else:
-            source, end = data, data.find(END)
-        if end > HEAD_LIMIT or (end < 0 and max(len(self._partial), len(data)) > HEAD_LIMIT):
-            raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
+            source, end = b"", self._partial.find(END, start)
+            if end >= 0:
+                source = bytes(self._partial)
         if end < 0:
-            if not self._partial:
-                self._partial += data
+            if self._partial is None:
+                self._partial = bytearray(data)
+            if len(self._partial) > HEAD_LIMIT:
+                raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
             return b""
-        self._partial.clear()
+        self._partial = None
+        if end > HEAD_LIMIT:
+            raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
         raw, rest = source[: end + 2], source[end + len(END) :]
         answer = parse_answer(raw)
         if answer.status < 200:

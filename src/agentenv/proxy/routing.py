@@ -20,6 +20,9 @@ INTERNAL_PATHS = frozenset({b"init", b"freeze", b"unfreeze", b"collapse", b"fsfr
 _LABEL = re.compile(rb"([0-9]+)-([0-9a-z][0-9a-z-]*)")
 _SANDBOX = re.compile(rb"[\x21-\x7e]{1,128}")
 _PORT = re.compile(rb"[0-9]{1,5}")
+_ROUTING = frozenset(name for pair in HEADER_PAIRS for name in pair)
+# A path without any of these cannot be an internal one, however it is read.
+_SUSPECT = re.compile(rb"init|freeze|collapse|fsthaw|upgrade|%", re.IGNORECASE)
 _OPERATIONS = {b"GET": "read", b"HEAD": "read", b"POST": "write"}
 
 
@@ -61,9 +64,8 @@ def decide(head: RequestHead, domain: str) -> Target | Signed | None:
     if named is not None:
         return Target(named[0], named[1], head.path, True)
     noted = head.noted
-    for id_name, port_name in HEADER_PAIRS:
-        if id_name in noted or port_name in noted:
-            return _from_headers(head)
+    if not _ROUTING.isdisjoint(noted):
+        return _from_headers(head)
     if _under_proxy(head.path):
         raise InvalidRequest(
             "the request names no sandbox", remedy="send E2b-Sandbox-Id and E2b-Sandbox-Port"
@@ -88,23 +90,32 @@ def _from_host(host: bytes, domain: str) -> tuple[str, int] | None:
 
 
 def _from_headers(head: RequestHead) -> Target:
-    pairs = [(head.noted.get(id_name), head.noted.get(port_name)) for id_name, port_name in HEADER_PAIRS]
-    given = {pair for pair in pairs if pair != (None, None)}
-    if len(given) > 1:
-        raise InvalidRequest("the request's headers name two different sandboxes or ports")
-    sandbox_id, port = given.pop()
+    noted = head.noted
+    sandbox_id, port, e2b = noted.get(b"e2b-sandbox-id"), noted.get(b"e2b-sandbox-port"), True
+    if b"x-agentenv-sandbox-id" in noted or b"x-agentenv-target-port" in noted:
+        own = noted.get(b"x-agentenv-sandbox-id"), noted.get(b"x-agentenv-target-port")
+        if sandbox_id is port is None:
+            sandbox_id, port = own
+            e2b = False
+        elif own != (sandbox_id, port):
+            raise InvalidRequest("the request's headers name two different sandboxes or ports")
     if sandbox_id is None or port is None:
         raise InvalidRequest(
             "the request names only one of sandbox and port",
             remedy="send both E2b-Sandbox-Id and E2b-Sandbox-Port",
         )
-    if _SANDBOX.fullmatch(sandbox_id) is None:
-        raise InvalidRequest("the header that names the sandbox is malformed")
     path = head.path
     if _under_proxy(path):
         path = path[len(b"/proxy") :]
         path = path if path[:1] == b"/" else b"/" + path
-    return Target(sandbox_id.decode(), _port(port), path, pairs[0] != (None, None))
+    return Target(*_named(sandbox_id, port), path, e2b)
+
+
+@lru_cache(maxsize=1024)
+def _named(sandbox_id: bytes, port: bytes) -> tuple[str, int]:
+    if _SANDBOX.fullmatch(sandbox_id) is None:
+        raise InvalidRequest("the header that names the sandbox is malformed")
+    return sandbox_id.decode(), _port(port)
 
 
 def _under_proxy(path: bytes) -> bool:
@@ -124,7 +135,7 @@ def _from_signature(head: RequestHead) -> Signed | None:
         return None
     method = head.method
     if method == b"OPTIONS":  # a browser asks first whether it may
-        method = head.noted.get(b"access-control-request-method", b"")
+        method = head.value(b"access-control-request-method")
     operation = _OPERATIONS.get(method)
     try:
         values = parse_qs(query.decode(), keep_blank_values=True, max_num_fields=32)
@@ -139,13 +150,14 @@ def _from_signature(head: RequestHead) -> Signed | None:
     )
 
 
-@lru_cache(maxsize=512)
 def is_internal(path: bytes) -> bool:
     """Whether a path, read in any way that a server might read it, is one of the agent's internal ones.
 
     Escapes are undone however often they were applied; empty and dot segments, parameters,
     backslashes, control characters and case do not count.
     """
+    if _SUSPECT.search(path) is None:
+        return False
     for _ in range(4):
         decoded = unquote_to_bytes(path)
         if decoded == path:

@@ -41,7 +41,8 @@ async def upload(request: Request, user: User, workdir: str | None) -> Response:
     try:
         return json_response(await _store(request, user, workdir))
     except HttpError:
-        await _drain(request)
+        if "expect" not in request.headers:  # else the body may wait for a word to come
+            await _drain(request)
         raise
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import struct
 from collections import Counter
@@ -78,13 +79,16 @@ def nameservers(text: str) -> list[tuple[str, int]]:
 def _endpoint(text: str) -> tuple[str, int]:
     """`ADDRESS`, `ADDRESS:PORT` or `[IPv6]:PORT`."""
     host, port = text, "53"
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        port = port.lstrip(":") or "53"
+    bracketed = re.fullmatch(r"\[(.+)\](?::(\d+))?", text)
+    if bracketed:
+        host, port = bracketed[1], bracketed[2] or "53"
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
     try:
-        return str(ip_address(host)), int(port)
+        number = int(port)
+        if not 0 < number < 65536:
+            raise ValueError
+        return str(ip_address(host)), number
     except ValueError:
         raise InvalidRequest(
             f"nameservers: {text!r} is not an address",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from sys import byteorder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def decode(data: bytes) -> list[Event]:
 def _numbers(data: bytes, at: int) -> tuple[int, int, int, int]:
     from_bytes = int.from_bytes
     return (
-        from_bytes(data[at : at + 4], _BYTE_ORDER, signed=True),
-        from_bytes(data[at + 4 : at + 8], _BYTE_ORDER),
-        from_bytes(data[at + 8 : at + 12], _BYTE_ORDER),
-        from_bytes(data[at + 12 : at + 16], _BYTE_ORDER),
+        from_bytes(data[at : at + 4], byteorder, signed=True),
+        from_bytes(data[at + 4 : at + 8], byteorder),
+        from_bytes(data[at + 8 : at + 12], byteorder),
+        from_bytes(data[at + 12 : at + 16], byteorder),
     )
 
 
@@ -126,7 +127,7 @@ def on_network_filesystem(path: str) -> bool:
     # struct statfs begins with its type, a word; 256 bytes hold the rest on every architecture.
     buffer = ctypes.create_string_buffer(256)
     _checked(_library().statfs(os.fsencode(path), buffer), path)
-    kind = int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], _BYTE_ORDER)
+    kind = int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], byteorder)
     return kind & 0xFFFFFFFF in _NETWORK_FILESYSTEMS
 
 
@@ -154,12 +155,3 @@ def _explain(number: int) -> str:
     if number == errno.ENOSPC:
         return "too many directories watched: the limit fs.inotify.max_user_watches is reached"
     return os.strerror(number)
-
-
-def _byte_order() -> Any:
-    import sys
-
-    return sys.byteorder
-
-
-_BYTE_ORDER = _byte_order()

@@ -46,6 +46,7 @@ def test_times(nanoseconds: int, text: str) -> None:
     assert timestamp(nanoseconds) == text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("hello")

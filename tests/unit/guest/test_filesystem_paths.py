@@ -65,6 +65,7 @@ def test_bytes_that_are_not_utf8_are_shown_as_replacements() -> None:
     assert printable(os.fsdecode(b"/a\xff")) == "/a�"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_new_directories_are_the_users_and_old_ones_stay(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     make_directories(str(tmp_path / "a/b"), 65534, 65534)

@@ -26,7 +26,6 @@ _USAGE = """usage: python -m agentenv.guest [options]
 """
 _OPEN_FILES = (65536, 1048576)
 _OPEN_PATHS = frozenset(("/health", "/files", "/init"))
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Options:
@@ -111,10 +110,8 @@ def prepare(*, init_mode: bool) -> None:
         # Ctrl-Alt-Del and console signals mean nothing here; the host ends the machine.
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-    if os.getpid() != 1:  # the kernel never picks process 1 when memory is short, and gives it the orphans
-        if init_mode:
+        if os.getpid() != 1:  # which the kernel never picks when memory is short
             launch.protect_from_oom()
-        _become_subreaper()
 
 
 def _allow_open_files() -> None:
@@ -124,15 +121,6 @@ def _allow_open_files() -> None:
     except ValueError:  # the hard limit may not be raised here (not root, or a root without that right)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, limit), limit))
-
-
-def _become_subreaper() -> None:
-    """Inherits the orphans among its descendants, as process 1 would."""
-    try:
-        import ctypes
-    except ImportError:  # the tools drive's interpreter has none: there the agent is process 1
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _register_files(router: Router, context: Context) -> None:

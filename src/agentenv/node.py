@@ -1,0 +1,290 @@
+"""The composition root: what a node consists of, and in which order that starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from agentenv import __version__, run_record
+from agentenv.api import key
+from agentenv.api.app import create_app
+from agentenv.config import Settings
+from agentenv.errors import Conflict, HostFault
+from agentenv.guestimage import build as guest
+from agentenv.host import accelerator, tsc
+from agentenv.host.setup import make_directories
+from agentenv.network.resolver import Resolver, Upstreams
+from agentenv.network.slots import Slots
+from agentenv.proxy.front import front_protocol
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
+from agentenv.sandbox.service import Sandboxes
+from agentenv.template.store import Templates
+from agentenv.vmm.machine import Hypervisor
+from agentenv.vmm.qemu.hypervisor import Qemu
+
+log = logging.getLogger(__name__)
+
+# Longer than the 610 s that E2B's clients may keep a connection idle.
+KEEP_ALIVE_S = 640
+# Requests under way have this long when the node stops; operations go on without them.
+GRACE_S = 10
+BACKLOG = 1024
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def serve(settings: Settings, *, ready_fd: int | None = None) -> None:
+    """Run a node until SIGTERM or SIGINT; machines run on and are adopted by the next start.
+
+    Args:
+        settings: the settings in force.
+        ready_fd: a descriptor that gets the URL and a newline once the node serves, and is closed.
+
+    Raises:
+        Conflict: another node has the data directory. HostFault, HostIncapable, StoreFault: it
+            cannot start; the message says why.
+    """
+    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, ready_fd))
+
+
+async def _serve(settings: Settings, ready_fd: int | None) -> None:
+    with _signals() as stop:
+        node = Node(settings)
+        await node.start()
+        try:
+            _tell(ready_fd, node.url)
+            ended = asyncio.create_task(node.ended())
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+        finally:
+            await node.stop()
+
+
+class Node:
+    """One data directory being served. `start` once, then `stop` once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._parts = AsyncExitStack()
+        self._keep = True
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Bring up all parts; returns once requests are answered. On failure all are down again."""
+        async with AsyncExitStack() as parts:
+            await self._start(parts)
+            self._parts = parts.pop_all()
+        log.info("serving %s (version %s, data in %s)", self.url, __version__, self.settings.home)
+
+    async def _start(self, parts: AsyncExitStack) -> None:
+        settings = self.settings
+        _directories(settings)
+        parts.enter_context(_lock(settings.home))
+        listener = parts.enter_context(_listener(settings.host, settings.port))
+        address = listener.getsockname()
+        guest.load(settings)  # a node without guest files is told at once
+        database = Database(settings.database)
+        parts.callback(database.close)
+        ledger = Ledger(database)
+        slots = Slots(settings, ledger)
+        await slots.start()
+        parts.push_async_callback(slots.stop)
+        resolver = Resolver(str(slots.identity.address), Upstreams(settings.nameservers))
+        await resolver.start()
+        parts.push_async_callback(resolver.stop)
+        templates = Templates(database, settings)
+        service = Sandboxes(
+            settings,
+            database,
+            ledger,
+            _hypervisor(settings, ledger),
+            slots,
+            templates,
+            lambda: guest.load(settings),
+        )
+        await service.start()
+        parts.push_async_callback(self._stop_sandboxes, service)
+        templates.sweep()
+        front = front_protocol(service, settings)
+        service.on_generation_end(front.plane.abort)
+        parts.callback(front.plane.close)
+        app = create_app(service, templates, settings, api_key=key.load_or_create(settings), port=address[1])
+        await self._begin_serving(parts, uvicorn_config(app, front), listener)
+        self.url = _url(settings.host, address[1])
+        run_record.write(settings, self.url)
+        parts.callback(run_record.remove, settings)
+
+    async def _begin_serving(
+        self, parts: AsyncExitStack, config: uvicorn.Config, listener: socket.socket
+    ) -> None:
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="server")
+        parts.push_async_callback(self._stop_serving)
+        up = asyncio.create_task(self._server.up.wait())
+        await asyncio.wait({up, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._serving.done():
+            self._serving.result()
+            raise HostFault("the HTTP server ended at its start")
+
+    async def ended(self) -> None:
+        """Return if the server ends by itself."""
+        assert self._serving is not None
+        await asyncio.wait({self._serving})
+
+    async def stop(self, *, keep: bool = True) -> None:
+        """Take down all parts, in the reverse order. With `keep` the machines run on, to be adopted
+        by the next start; else they are ended."""
+        self._keep = keep
+        await self._parts.aclose()
+        log.info("stopped")
+
+    async def _stop_serving(self) -> None:
+        assert self._server is not None and self._serving is not None
+        self._server.should_exit = True
+        await self._serving
+
+    async def _stop_sandboxes(self, service: Sandboxes) -> None:
+        running = service.count
+        await service.stop(keep=self._keep)
+        if running and self._keep:
+            log.info("%d sandboxes run on without the node; its next start adopts them", running)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals alone and says when it is up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+def uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+    """How the API is served behind the front `protocol`."""
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        backlog=BACKLOG,
+    )
+
+
+def _hypervisor(settings: Settings, ledger: Ledger) -> Hypervisor:
+    choice = accelerator.choose(settings)
+    log.info("machines run with %s", choice)
+    return Qemu(settings, ledger, accelerator=choice, tsc_khz=tsc.khz())
+
+
+def _directories(settings: Settings) -> None:
+    make_directories(settings)
+    try:
+        settings.runtime_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostFault(f"cannot make {settings.runtime_dir}: {error.strerror}") from error
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """Hold the data directory: one node at a time.
+
+    Raises:
+        Conflict: another process does; the message has its id.
+    """
+    path = home / "node.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise Conflict(
+                f"process {holder} already serves {home}", remedy="aenv node status; aenv node stop"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _listener(host: str, port: int) -> Iterator[socket.socket]:
+    """A bound socket, which does not listen yet.
+
+    Raises:
+        HostFault: the address cannot be had.
+    """
+    with contextlib.ExitStack() as undo:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            raise HostFault(
+                f"cannot listen on {host} port {port}: {error.strerror or error}",
+                remedy="see who does with `ss -ltnp`, or choose another: --port, AENV_PORT",
+            ) from error
+        listener.setblocking(False)
+        yield listener
+
+
+def _url(host: str, port: int) -> str:
+    """How clients on this host reach the node."""
+    reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _tell(ready_fd: int | None, url: str) -> None:
+    if ready_fd is None:
+        return
+    with os.fdopen(ready_fd, "w") as ready, contextlib.suppress(BrokenPipeError):
+        ready.write(f"{url}\n")
+        ready.flush()
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set; nothing else happens at a signal."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

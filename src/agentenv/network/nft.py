@@ -68,7 +68,8 @@ def _replacing(family: str, table: str, body: str) -> str:
 def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     """Rules inside a slot's namespace: translation, and who may talk to whom.
 
-    The guest reaches the world as `address` and its resolver through its gateway. A packet with
+    The guest reaches the world as `address` and its resolver through its gateway; the node reaches
+    it from the gateway's address, by which the agent knows the node wherever a clone runs. A packet with
     another source than the guest's goes nowhere. New connections to the guest come from the
     node alone: what is left of an earlier sandbox's flows at the same address finds no way in.
     The machine's own process, which runs in the namespace, sends nothing but what the kernel
@@ -89,6 +90,7 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
         oifname "{UPLINK}" ip saddr {GUEST_ADDRESS} snat to {address}
+        oifname "{TAP}" ip saddr {node} ip daddr {GUEST_ADDRESS} snat to {GATEWAY_ADDRESS}
     }}
     chain forward {{
         type filter hook forward priority filter; policy drop;

@@ -15,7 +15,7 @@ _MARK_FORM = re.compile(rb"\n\[\.\.\. (\d+) bytes left out \.\.\.\]\n")
 # node's processor: during the boot a short pause (the guest waits when its buffer is full, about
 # 300 bytes), afterwards a longer one.
 _EARLY_PAUSE_S = 0.004
-_LATE_PAUSE_S = 0.04
+_LATE_PAUSE_S = 0.01
 _EARLY_BYTES = 65536
 
 

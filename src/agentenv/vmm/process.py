@@ -124,17 +124,15 @@ def watch(identity: Identity) -> Process | None:
 def find(variable: str, value: str) -> Identity | None:
     """The process that has `variable=value` in its environment, if one runs."""
     wanted = os.fsencode(f"{variable}={value}")
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for name in (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
-            environment = Path(entry.path, "environ").read_bytes()
+            environment = Path("/proc", name, "environ").read_bytes()
         except OSError:
             continue  # gone meanwhile, or not ours to read
         if wanted in environment.split(b"\0"):
-            start = start_time(int(entry.name))
+            start = start_time(int(name))
             if start is not None:
-                return Identity(int(entry.name), start, host_boot_id())
+                return Identity(int(name), start, host_boot_id())
     return None
 
 

@@ -14,11 +14,12 @@ from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
 from agentenv.vmm.qemu.launch import Site
 from agentenv.vmm.qemu.machine import QemuMachine
-from agentenv.vmm.qemu.qmp import Qmp
+from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
 
 log = logging.getLogger(__name__)
 
 _ANSWER_LIMIT_S = 30.0
+_ENDING_LIMIT_S = 3.0  # a killed process closes its sockets some time before it is gone
 
 
 async def adopt(spec: MachineSpec, site: Site) -> QemuMachine | None:
@@ -52,16 +53,24 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
         undo.callback(serial.close)
         console = Console(sockets.connect(runtime / "console"), serial)
         undo.callback(console.close)
-    except OSError as error:
-        await asyncio.sleep(0)  # an end that is due shows in the next turn of the loop
-        if process.exited:
+        qmp = await Qmp.connect(runtime / "qmp", timeout=_ANSWER_LIMIT_S)
+        undo.callback(qmp.close)
+    except (OSError, QmpBroken) as error:
+        if await _is_ending(process):
             undo.close()
             return None
         raise HostFault(f"process {process.pid} of machine {spec.id} cannot be adopted: {error}") from error
-    qmp = await Qmp.connect(runtime / "qmp", timeout=_ANSWER_LIMIT_S)
-    undo.callback(qmp.close)
     status = (await qmp.execute("query-status"))["status"]
     if status == "prelaunch":
         await qmp.execute("cont")
     log.info("machine %s adopted: process %d, %s", spec.id, process.pid, status)
     return QemuMachine(spec, process, qmp, console, output, site.resources, {})
+
+
+async def _is_ending(process: Process) -> bool:
+    try:
+        async with asyncio.timeout(_ENDING_LIMIT_S):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""A node process that launches a machine and is killed: `doomed_node.py SPEC.json`.
+
+`die_at` names the step of the launch at whose start it kills itself, or `recording` for the moment
+between the start of the hypervisor and the record of its pid; without it the machine is booted and the
+process then waits to be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from agentenv.config import Settings
+from agentenv.records.ledger import Entry
+from agentenv.vmm.machine import GuestFiles, MachineSpec, Nic
+from agentenv.vmm.process import Identity
+from agentenv.vmm.resources import Resources
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.small_guest import shown, small_qemu
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_recording(_: Resources, entry: Entry, identity: Identity) -> Entry:
+    die()
+    raise AssertionError("unreachable")
+
+
+async def main() -> None:
+    given = json.loads(Path(sys.argv[1]).read_text())
+    settings = Settings(home=Path(given["home"]), runtime=Path(given["runtime"]))
+    guest = GuestFiles(*(Path(path) for path in given["guest"]))
+    nic = Nic(Path(given["namespace"]), given["tap"], given["mac"])
+    spec = MachineSpec(given["id"], 1, 128, 256, guest, (), nic, given["uid"])
+    die_at = given["die_at"]
+    if die_at == "recording":
+        setattr(Resources, "started", die_recording)  # noqa: B010
+
+    def trace(phase: str, state: str) -> None:
+        if (phase, state) == (die_at, "started"):
+            die()
+
+    qemu, _ = small_qemu(settings, trace)
+    machine = await qemu.boot(spec)
+    if given["await"]:
+        await shown(machine, given["await"])
+    print(machine.pid, flush=True)
+    await machine.wait()
+
+
+asyncio.run(main())

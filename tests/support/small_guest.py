@@ -1,0 +1,92 @@
+"""A guest that boots in seconds: the prepared kernel and an initramfs that is only a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentenv import config
+from agentenv.config import Settings
+from agentenv.guestimage import build, cpio
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
+from agentenv.vmm.machine import GuestFiles, MachineSpec, Nic
+from agentenv.vmm.qemu.hypervisor import Qemu
+from agentenv.vmm.qemu.launch import Trace
+from agentenv.vmm.qemu.machine import QemuMachine
+
+READY = "SMALL-GUEST-READY"
+TSC_KHZ = 2_000_000  # the guest's clock may be wrong here
+UID = 1_987_654_321
+
+_opened: list[Database] = []
+
+_INIT = f"""#!/bin/busybox sh
+busybox mount -t proc proc /proc
+busybox mount -t devtmpfs dev /dev
+echo {READY}
+while read -r line; do eval "$line"; done
+""".encode()
+
+
+def guest_files(directory: Path) -> GuestFiles:
+    """The files of such a guest, written to a directory."""
+    kernel = build.load(config.load()).kernel
+    busybox = next(kernel.resolve().parent.parent.glob("busybox-*"))
+    entries = [
+        *(cpio.directory(name) for name in ("bin", "dev", "proc")),
+        cpio.file("bin/busybox", busybox.read_bytes(), 0o755),
+        cpio.link("bin/sh", "busybox"),
+        cpio.character_device("dev/console", 5, 1),
+        cpio.file("init", _INIT, 0o755),
+    ]
+    initramfs, tools = directory / "initramfs", directory / "tools"
+    initramfs.write_bytes(cpio.archive(entries))
+    tools.write_bytes(bytes(1 << 20))
+    return GuestFiles(kernel, initramfs, tools)
+
+
+@contextlib.contextmanager
+def tap_namespace(name: str) -> Iterator[Nic]:
+    """A network namespace that holds nothing but a tap."""
+    run = ["ip", "-n", name]
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(
+            [*run, "tuntap", "add", "tap0", "mode", "tap", "user", str(UID), "vnet_hdr"], check=True
+        )
+        yield Nic(Path("/run/netns") / name, "tap0", "02:fc:00:00:00:05")
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def small_spec(machine_id: str, guest: GuestFiles, nic: Nic) -> MachineSpec:
+    """A machine of one vcpu and little memory without an image."""
+    return MachineSpec(machine_id, 1, 128, 256, guest, (), nic, UID)
+
+
+def small_qemu(settings: Settings, trace: Trace | None = None) -> tuple[Qemu, Ledger]:
+    """A hypervisor on a data directory, with its ledger."""
+    database = Database(settings.database)
+    _opened.append(database)
+    ledger = Ledger(database)
+    return Qemu(settings, ledger, accelerator="tcg", tsc_khz=TSC_KHZ, trace=trace), ledger
+
+
+def close_databases() -> None:
+    """Close what `small_qemu` opened."""
+    while _opened:
+        _opened.pop().close()
+
+
+async def shown(machine: QemuMachine, text: str, limit_s: float = 60.0) -> str:
+    """Return what the console shows once `text` is in it."""
+    async with asyncio.timeout(limit_s):
+        while text not in (seen := machine.console.tail(65536)):
+            if machine.exited:
+                raise AssertionError(f"the machine ended: {await machine.wait()}\n{seen}")
+            await asyncio.sleep(0.02)  # the console has no event for a test to await
+    return seen

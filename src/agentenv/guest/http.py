@@ -228,7 +228,7 @@ def parse_head(head: bytes) -> Request:
     """
     line, *lines = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
-    if len(words) != 3 or not words[0].isalpha() or not words[1]:
+    if len(words) != 3 or not (words[0].isascii() and words[0].isalpha()) or not words[1]:
         raise HttpError(400, "malformed request line")
     method, target, version = words
     if version not in ("HTTP/1.1", "HTTP/1.0"):
@@ -311,7 +311,7 @@ def query_decode(text: str) -> str:
     parts = [first]
     for piece in rest:
         try:
-            parts += (unhexlify(piece[:2]), piece[2:])
+            parts += (unhexlify(piece[:2]) or b"%", piece[2:])
         except ValueError:  # not an escape after all: stays as it is
             parts += (b"%", piece)
     return b"".join(parts).decode("utf-8", "surrogateescape")

@@ -29,7 +29,15 @@ from agentenv.image.tree import Budget, Tree, host_faults, remove_scratch
 Progress = Callable[[str], None]
 
 # What the guest's init mounts on or puts files into. Any image gets those that it lacks.
-MOUNT_POINTS = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "tmp": 0o1777, ".agentenv": 0o755}
+MOUNT_POINTS = {
+    "proc": 0o555,
+    "sys": 0o555,
+    "dev": 0o755,
+    "run": 0o755,
+    "tmp": 0o1777,
+    "etc": 0o755,
+    ".agentenv": 0o755,
+}
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,7 @@ class _Build:
                 with decompressed(passing) as plain, tar_stream(plain) as tar:
                     Unpacking(tree, whiteouts=False).run(tar)
                 passing.drain()
-        return ImageConfig(), passing.digest
+        return _not_empty(wanted, tree), passing.digest
 
     def _directory(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
         _no_reference(wanted)
@@ -207,7 +215,7 @@ class _Build:
             with read_faults(str(wanted.path)), tar_stream(passing) as tar:
                 Unpacking(tree, whiteouts=False).run(tar)
                 passing.drain()
-        return ImageConfig(), passing.digest
+        return _not_empty(wanted, tree), passing.digest
 
 
 def may_be_archive(path: Path) -> bool:
@@ -245,6 +253,13 @@ def _accounts(root: Path) -> dict[str, accounts.Account]:
     if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > 1 << 20:
         return {}
     return dict(accounts.parse_passwd(Path(tree.at(f"{etc}/passwd")).read_text(errors="replace")))
+
+
+def _not_empty(wanted: Located, tree: Tree) -> ImageConfig:
+    """The configuration of a root filesystem without one, if there is a root filesystem."""
+    if tree.budget.entries == 0:
+        raise InvalidRequest(f"there is nothing in {wanted.path}", remedy="give a root filesystem")
+    return ImageConfig()
 
 
 def _no_reference(wanted: Located) -> None:

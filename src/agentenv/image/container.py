@@ -243,20 +243,18 @@ def plain_file(path: Path, scratch: Path, limit_bytes: int, check: Callable[[], 
     Raises:
         InvalidRequest: it unpacks to more than `limit_bytes`.
     """
-    with host_faults(str(path)), path.open("rb") as file:
-        head = file.read(8)
+    with path.open("rb") as file:
+        if compression_of(file.read(8)) == "plain":
+            yield path
+            return
         file.seek(0)
-        if compression_of(head) == "plain":
-            copy = None
-        else:
-            copy = scratch / "archive.tar"
+        copy = scratch / "archive.tar"
+        try:
             with read_faults(str(path)), decompressed(file) as source, copy.open("wb") as target:
                 _copy(source, target, limit_bytes, check)
-    try:
-        yield copy or path
-    finally:
-        if copy is not None:
-            copy.unlink()
+            yield copy
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def _copy(source: Readable, target: IO[bytes], limit_bytes: int, check: Callable[[], None]) -> None:

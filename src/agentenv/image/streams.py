@@ -222,9 +222,7 @@ def tar_stream(source: Readable) -> Iterator[tarfile.TarFile]:
             encoding="utf-8",
             errors="surrogateescape",
         )
-    except _FAULTS as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
+    except tarfile.ReadError as error:
         raise InvalidRequest(
             f"not a tarball, nor a compressed one: {error}",
             remedy="give a tar file, plain or compressed with gzip, zstd, xz or bzip2",

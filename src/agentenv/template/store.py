@@ -8,7 +8,6 @@ import secrets
 import sqlite3
 import string
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ class Template:
     default_workdir: str
     created_at: float
     updated_at: float
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
 
@@ -116,7 +115,7 @@ class Templates:
         """The same, or raise NotFound."""
         found = self.find(name_or_id)
         if found is None:
-            raise NotFound(f"template '{name_or_id}' not found", remedy="`aenv template list` shows them")
+            raise NotFound(f'template "{name_or_id}" not found', remedy="`aenv template list` shows them")
         return found
 
     def register(self, template: Template) -> Template:
@@ -159,7 +158,7 @@ class Templates:
             users = _live(cursor, template, None)
             if users:
                 raise Conflict(
-                    f"template '{template.name}' is used by {users} sandbox{'es' if users > 1 else ''}",
+                    f'template "{template.name}" is used by {users} sandbox{"es" if users > 1 else ""}',
                     remedy="kill them first",
                 )
             cursor.execute("DELETE FROM templates WHERE id = ?", (template.id,))

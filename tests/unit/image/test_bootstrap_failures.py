@@ -1,0 +1,115 @@
+"""What is said when packages cannot be installed, and that nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import AenvError, HostFault, HostIncapable, InvalidRequest, StoreFull
+from agentenv.image import bootstrap
+from agentenv.image.bootstrap import Host, explain, failure_of
+from agentenv.image.programs import Outcome, run
+
+NOTHING = Host((), ())
+
+NO_SUITE = """\
+Err:3 http://m.example/debian bookwurm Release
+  404  Not Found [IP: 192.0.2.1 80]
+E: The repository 'http://m.example/debian bookwurm Release' does not have a Release file.
+E: apt-get update failed
+"""
+OFFLINE = """\
+Err:1 http://m.example/debian bookworm InRelease
+  Temporary failure resolving 'm.example'
+E: Unable to fetch some archives
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (NO_SUITE, "suite"),
+        (OFFLINE, "transient"),
+        ("E: Failed to fetch http://x  Connection timed out [IP: 1]", "transient"),
+        ("E: Failed to fetch http://x/y.deb  503  Service Unavailable", "transient"),
+        ("E: Failed to fetch x  Hash Sum mismatch", "transient"),
+        ("dpkg: error: No space left on device", "space"),
+        ("E: You don't have enough free space in /var/cache/apt/archives/.", "space"),
+        ("E: Unable to locate package nonsuch", "package"),
+        ("Segmentation fault", "other"),
+    ],
+)
+def test_kinds(output: str, kind: str) -> None:
+    assert failure_of(output) == kind
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "words"),
+    [
+        (Outcome(1, NO_SUITE), InvalidRequest, "no suite"),
+        (Outcome(1, OFFLINE), HostFault, "cannot be reached"),
+        (Outcome(1, "x: No space left on device"), StoreFull, "space"),
+        (Outcome(1, "E: Unable to locate package p"), InvalidRequest, "locate package p"),
+        (Outcome(2, "odd\nlast words"), HostFault, "last words"),
+        (Outcome(None, ""), HostIncapable, "mmdebstrap"),
+        (
+            Outcome(127, "failed to execute mmdebstrap: No such file or directory"),
+            HostIncapable,
+            "apt-get",
+        ),
+    ],
+)
+def test_explanations(outcome: Outcome, error: type[AenvError], words: str) -> None:
+    found = explain(failure_of(outcome.stderr), "bookworm", outcome, NOTHING)
+    assert type(found) is error
+    assert words in str(found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mmdebstrap's root mode")
+async def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    etc = tmp_path / "apt"
+    (etc / "sources.list.d").mkdir(parents=True)
+    (etc / "sources.list").write_text("deb http://127.0.0.1:9/debian bookworm main\n")
+    host = await Host.read(etc)
+
+    async def read() -> Host:
+        return host
+
+    monkeypatch.setattr(bootstrap.Host, "read", read)
+    monkeypatch.setattr(bootstrap, "RETRY_DELAYS_S", (0.0, 0.0))
+    monkeypatch.setattr(bootstrap, "ATTEMPTS", 2)
+    told: list[str] = []
+    with pytest.raises(HostFault, match="apt-get update"):
+        await bootstrap.bootstrap("bookworm", tmp_path / "tree", bootstrap.MINIMAL, tmp_path, told.append)
+    assert "the mirror did not answer as it should; trying again" in told
+
+
+async def test_a_cancelled_program_is_gone_with_its_children(tmp_path: Path) -> None:
+    started = asyncio.Event()
+    pids: list[int] = []
+
+    def on_line(line: str) -> None:
+        pids.append(int(line))
+        started.set()
+
+    task = asyncio.create_task(run(["sh", "-c", "sleep 1000 & echo $!; wait"], on_line=on_line))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    state = Path(f"/proc/{pids[0]}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_output_is_kept_to_the_last_lines() -> None:
+    outcome = await run(["sh", "-c", "seq 1000 >&2; printf tail; exit 3"])
+    assert outcome.status == 3
+    assert outcome.stderr.startswith("802\n")
+    assert outcome.stderr.endswith("1000\ntail")
+
+
+async def test_a_program_that_is_not_there() -> None:
+    assert (await run(["no-such-program-here"])).status is None

@@ -21,7 +21,7 @@ from agentenv import __version__, run_record
 from agentenv.api import key
 from agentenv.api.app import create_app
 from agentenv.config import Settings
-from agentenv.errors import Conflict, HostFault
+from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
@@ -42,6 +42,7 @@ KEEP_ALIVE_S = 640
 # Requests under way have this long when the node stops; operations go on without them.
 GRACE_S = 10
 BACKLOG = 1024
+SWEEP_S = 3600
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -121,7 +122,7 @@ class Node:
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        templates.sweep()
+        parts.push_async_callback(_cancelled, asyncio.create_task(_sweep(templates), name="sweep"))
         front = front_protocol(service, settings)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
@@ -182,6 +183,21 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.up.set()
+
+
+async def _sweep(templates: Templates) -> None:
+    """Remove what replaced templates left, now and from time to time."""
+    while True:
+        try:
+            templates.sweep()
+        except AenvError as error:  # nothing waits for it, and the next round comes
+            log.warning("files of replaced templates are not removed: %s", error)
+        await asyncio.sleep(SWEEP_S)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:

@@ -41,7 +41,7 @@ def install(app: FastAPI) -> None:
 async def _known(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, AenvError)
     if error.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error)
+        log.info("%s %s: %s", request.method, request.url.path, error)
     return fault(error.status, str(error), retry=error.retry, retry_after=error.retry_after)
 
 

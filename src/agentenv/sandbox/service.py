@@ -7,9 +7,6 @@ finishes whatever its caller does. The rules are in `transitions`, the machines 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import logging
 import secrets
 from collections import deque
@@ -31,37 +28,23 @@ from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, 
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Claim, Origin, Records, Sandbox, new_sandbox_id
 from agentenv.sandbox.recovery import recover_all
+from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.requests import Answer, Key, KeyReused, NewSandbox, Stopping, refuse_unsupported
-from agentenv.sandbox.transitions import (
-    ENDS,
-    REACHABLE,
-    SHOWN,
-    Enter,
-    Join,
-    Operation,
-    Outcome,
-    Refuse,
-    State,
-    Stay,
-    Wait,
-    decide,
-    settle,
-)
+from agentenv.sandbox.transitions import ENDS, SHOWN, Enter, Join, Operation, Outcome, State, settle
 from agentenv.vmm.machine import Exit, Hypervisor
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TURN_LIMIT_S = 60.0
 EXPIRIES_AT_ONCE = 16
-EXPIRY_RETRY_S = 5.0
+RETRY_S = 5.0
 STOP_GRACE_S = 10.0
 KEEP_CLAIMS_S = 24 * 3600.0
 KEEP_ENDED_S = 24 * 3600.0
 PRUNE_EVERY_S = 3600.0
 KEEP_PHASES = 1000
-
 EXPIRED = "its time-to-live ran out"
 
 GenerationEnd = Callable[[str, int], None]
@@ -85,7 +68,6 @@ class Sandboxes:
         turn_limit_s: float = TURN_LIMIT_S,
     ) -> None:
         self._settings = settings
-        self._records = Records(database)
         self._boot_id = ledger.boot_id
         self._hypervisor = hypervisor
         self._slots = slots
@@ -95,7 +77,7 @@ class Sandboxes:
         )
         self._clock = clock or SystemClock()
         self._turn_limit_s = turn_limit_s
-        self._live: dict[str, Live] = {}
+        self._all = Registry(Records(database))
         self._expiry = Expiry(self._clock, self._expire)
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
         self._background: set[asyncio.Task[None]] = set()
@@ -109,11 +91,10 @@ class Sandboxes:
     async def start(self) -> None:
         """Adopt the sandboxes of an earlier life, reap what else is left of it, and let time run on."""
         adopted = await recover_all(
-            self._records, self._hypervisor, self._slots, boot_id=self._boot_id, now=self._clock.now()
+            self._all.records, self._hypervisor, self._slots, boot_id=self._boot_id, now=self._clock.now()
         )
         for each in adopted:
-            live = Live(each.record, each.machine, each.slot)
-            self._live[each.record.id] = live
+            live = self._all.take(Live(each.record, each.machine, each.slot))
             if live.machine is not None:
                 self._watch(live)
             self._expiry.set(live.record.id, live.record.end_at)
@@ -127,22 +108,14 @@ class Sandboxes:
         self._stopping = True
         self._expiry.stop()
         if not keep:
-            kills = (self.kill(each, why="the node stopped") for each in list(self._live))
+            kills = [self.kill(live.record.id, why="the node stopped") for live in self._all]
             await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
-        operations = {live.operation for live in self._live.values() if live.operation is not None}
-        if operations:
-            _, late = await asyncio.wait(operations, timeout=STOP_GRACE_S)
-            for operation in late:
-                operation.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        watches = [live.watch for live in self._live.values() if live.watch is not None]
-        for task in [*watches, *self._background]:
-            task.cancel()
-        await asyncio.gather(*watches, *self._background, return_exceptions=True)
-        for live in self._live.values():
+        await _let_end({live.operation for live in self._all if live.operation is not None})
+        await _cut_off({live.watch for live in self._all if live.watch is not None} | self._background)
+        for live in self._all:
             if live.machine is not None:
                 live.machine.detach()
-        self._live.clear()
+        self._all.clear()
 
     # Looking
 
@@ -152,41 +125,33 @@ class Sandboxes:
         Raises:
             NotFound: there is none, or it has ended; the message says how where that is known.
         """
-        live = self._live.get(sandbox_id)
+        live = self._all.find(sandbox_id)
         if live is None or live.record.state not in SHOWN:
-            raise self._missing(sandbox_id)
+            raise self._all.missing(sandbox_id)
         return live.record
 
     def list(self, query: Query) -> Page:
         """A page of sandboxes."""
-        return select((live.record for live in self._live.values()), query)
+        return select((live.record for live in self._all), query)
 
     @property
     def count(self) -> int:
         """Sandboxes that exist now, in whatever state."""
-        return len(self._live)
+        return len(self._all)
 
     def route(self, sandbox_id: str) -> Route | None:
         """See proxy.directory.Directory."""
-        live = self._live.get(sandbox_id)
-        return None if live is None else _route(live)
+        return self._all.route(sandbox_id)
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
     ) -> Route | None:
-        """See proxy.directory.Directory; the signature is E2B's v1 (e2b-surface, signed urls)."""
-        for live in self._live.values():
-            token = live.record.access_token
-            if token is None or (route := _route(live)) is None:
-                continue
-            expected = file_signature(path, operation, username, token, expiration)
-            if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")):
-                return route
-        return None
+        """See proxy.directory.Directory."""
+        return self._all.by_signature(path, operation, username, signature, expiration)
 
     def on_generation_end(self, callback: GenerationEnd) -> None:
         """Have `callback(sandbox_id, generation)` called when a generation of a machine ends or is
-        given up: connections to it are to be aborted."""
+        given up, after it has stopped to have a route: connections to it are to be aborted."""
         self._listeners.append(callback)
 
     # Operations
@@ -200,7 +165,7 @@ class Sandboxes:
             NotFound: no such template. CapacityExceeded: the node is full. KeyReused: see there.
             GuestFault, HostFault, StoreFault: it could not be started; nothing is left of it.
         """
-        if key is not None and (claim := self._records.claim(key.value)) is not None:
+        if key is not None and (claim := self._all.records.claim(key.value)) is not None:
             return await self._repeat(claim, key)
         if self._stopping:
             raise Stopping("the node is stopping", retry_after=10)
@@ -208,11 +173,9 @@ class Sandboxes:
         template = self._templates.get(request.template)
         self._admit()
         record = self._new_record(request, template)
-        self._records.insert(
-            record, None if key is None else Claim(key.value, key.request, record.id, record.started_at)
-        )
+        claim = None if key is None else Claim(key.value, key.request, record.id, record.started_at)
         self._prune()
-        live = self._live[record.id] = Live(record)
+        live = self._all.add(record, claim)
         return await _outcome(live.begin(self._create(live, template), "create"))
 
     async def kill(self, sandbox_id: str, *, why: str = "killed") -> Phases:
@@ -256,55 +219,17 @@ class Sandboxes:
         self.get(sandbox_id)
         raise NotImplementedYet("pausing a sandbox is not part of this version yet")
 
-    # Turns
-
-    async def _turn(self, sandbox_id: str, operation: Operation) -> tuple[Live, Enter | Stay | Join]:
-        """Wait until `operation` may be carried out. The caller acts before it awaits anything."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._turn_limit_s
-        while True:
-            live = self._live.get(sandbox_id)
-            if live is None:
-                raise self._missing(sandbox_id)
-            verdict = decide(operation, live.record.state)
-            if isinstance(verdict, Refuse):
-                if live.record.state in ENDS:
-                    raise self._missing(sandbox_id)
-                raise verdict.error(f'Sandbox "{sandbox_id}" {verdict.reason}')
-            if not isinstance(verdict, Wait) and not (isinstance(verdict, Enter) and live.busy):
-                return live, verdict
-            await live.settled(deadline - loop.time())
-
-    def _commit(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
-        self._records.update(record, forget_claim=forget_claim)
-        live.record = record
-
-    def _commit_end(self, live: Live, state: State, reason: str, *, forget_claim: bool = False) -> None:
-        """Record an end. Where the store refuses, the next start makes up for it: the record still names
-        a state whose machine is gone."""
-        ended = live.record.with_state(state, ended_at=self._clock.now(), reason=reason)
-        try:
-            self._commit(live, ended, forget_claim=forget_claim)
-        except StoreFault as error:
-            log.error("the end of sandbox %s is not recorded: %s", ended.id, error)
-            live.record = ended
-
-    def _missing(self, sandbox_id: str) -> NotFound:
-        message = f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it"
-        live = self._live.get(sandbox_id)
-        record = live.record if live is not None else self._records.find(sandbox_id)
-        if record is not None and record.reason:
-            message = f"{message}: {'it failed: ' if record.state is State.FAILED else ''}{record.reason}"
-        return NotFound(message)
+    async def _turn(self, sandbox_id: str, operation: Operation) -> tuple[Live, object]:
+        return await self._all.turn(sandbox_id, operation, self._turn_limit_s)
 
     # Creating
 
     def _admit(self) -> None:
-        """Refuse when the node is full. What is admitted is in `_live` before anybody else can ask."""
+        """Refuse when the node is full. What is admitted is counted before anybody else can ask."""
         limit = self._settings.max_sandboxes
-        if len(self._live) >= limit:
+        if len(self._all) >= limit:
             raise CapacityExceeded(
-                f"the node holds {len(self._live)} sandboxes, its limit is {limit}",
+                f"the node holds {len(self._all)} sandboxes, its limit is {limit}",
                 remedy="kill some, or raise AENV_MAX_SANDBOXES",
                 retry_after=5,
             )
@@ -333,49 +258,45 @@ class Sandboxes:
     async def _create(self, live: Live, template: Template) -> Answer:
         phases = Phases("create", live.record.id)
         try:
-            launched = await self._launcher.launch(
-                live.record,
-                template,
-                phases,
-                lambda slot, spec: self._commit(live, replace(live.record, slot=slot, machine=spec)),
-            )
-            live.machine, live.slot = launched.machine, launched.slot
-            try:
-                self._commit_running(live)
-            except StoreFault:
-                await self._launcher.release(live.machine, live.slot)
-                raise
+            await self._launch(live, template, phases)
         except BaseException as error:
-            state = settle(Outcome.UNDONE, live.record.state)
-            self._commit_end(live, state, f"it could not be started: {cause(error)}", forget_claim=True)
-            del self._live[live.record.id]
-            log.warning("sandbox %s was not started: %s", live.record.id, cause(error))
+            reason = f"it could not be started: {cause(error)}"
+            self._all.commit_end(live, settle(Outcome.UNDONE, State.CREATING), reason, self._clock.now())
+            self._all.remove(live)
             raise
-        phases.finish()
-        self.recent.append(phases)
+        self._finish(phases)
         log.info("sandbox %s from template %s runs after %s", live.record.id, template.name, phases)
         return Answer(live.record, phases)
 
-    def _commit_running(self, live: Live) -> None:
-        now = self._clock.now()
-        self._commit(
-            live,
-            live.record.with_state(
-                settle(Outcome.DONE, live.record.state), started_at=now, end_at=now + live.record.timeout_s
-            ),
+    async def _launch(self, live: Live, template: Template, phases: Phases) -> None:
+        launched = await self._launcher.launch(
+            live.record,
+            template,
+            phases,
+            lambda slot, spec: self._all.commit(live, replace(live.record, slot=slot, machine=spec)),
         )
+        live.machine, live.slot = launched.machine, launched.slot
+        now = self._clock.now()
+        running = live.record.with_state(
+            settle(Outcome.DONE, live.record.state), started_at=now, end_at=now + live.record.timeout_s
+        )
+        try:
+            self._all.commit(live, running)
+        except StoreFault:
+            await self._launcher.release(live.machine, live.slot)
+            raise
         self._watch(live)
-        self._expiry.set(live.record.id, live.record.end_at)
+        self._expiry.set(running.id, running.end_at)
 
     async def _repeat(self, claim: Claim, key: Key) -> Answer:
         """The answer to a request that was made before."""
         if claim.request != key.request:
             raise KeyReused("this Idempotency-Key was used before with another request")
-        live = self._live.get(claim.sandbox_id)
+        live = self._all.find(claim.sandbox_id)
         if live is not None and live.record.state is State.CREATING and live.operation is not None:
             answer: Answer = await _outcome(live.operation)
             return answer
-        record = live.record if live is not None else self._records.find(claim.sandbox_id)
+        record = live.record if live is not None else self._all.records.find(claim.sandbox_id)
         if record is None:
             raise Conflict("the sandbox that this Idempotency-Key made is no longer known")
         return Answer(record)
@@ -384,7 +305,7 @@ class Sandboxes:
         now = self._clock.now()
         if now - self._pruned_at >= PRUNE_EVERY_S:
             self._pruned_at = now
-            self._records.prune(ended_before=now - KEEP_ENDED_S, claims_before=now - KEEP_CLAIMS_S)
+            self._all.records.prune(ended_before=now - KEEP_ENDED_S, claims_before=now - KEEP_CLAIMS_S)
 
     # Ending
 
@@ -398,11 +319,11 @@ class Sandboxes:
 
     def _enter_kill(self, live: Live, why: str, bound: asyncio.Semaphore | None) -> asyncio.Task[Phases]:
         if live.record.state is not State.KILLING:
-            self._commit(live, live.record.with_state(State.KILLING, reason=why))
+            self._all.commit_leaving(live, State.KILLING, why)
             self._leave(live)
-        return live.begin(self._kill(live, why, bound), "kill")
+        return live.begin(self._kill(live, bound), "kill")
 
-    async def _kill(self, live: Live, why: str, bound: asyncio.Semaphore | None) -> Phases:
+    async def _kill(self, live: Live, bound: asyncio.Semaphore | None) -> Phases:
         phases = Phases("kill", live.record.id)
         if bound is not None:
             await bound.acquire()
@@ -412,10 +333,15 @@ class Sandboxes:
         finally:
             if bound is not None:
                 bound.release()
-        phases.finish()
-        self.recent.append(phases)
-        log.info("sandbox %s: %s, released after %s", live.record.id, why, phases)
+        self._finish(phases)
+        log.info("sandbox %s: %s, released after %s", live.record.id, live.record.reason, phases)
         return phases
+
+    def _leave(self, live: Live) -> None:
+        """The present generation is given up: no expiry, and an end to connections."""
+        self._expiry.drop(live.record.id)
+        for listener in self._listeners:
+            listener(live.record.id, live.record.generation)
 
     async def _release(self, live: Live) -> None:
         """Release all that a sandbox has, and forget it. What fails is tried again later."""
@@ -425,21 +351,16 @@ class Sandboxes:
             self._retry_later(live.record.id)
             raise
         if live.record.state not in ENDS:
-            self._commit_end(live, settle(Outcome.DONE, live.record.state), live.record.reason or "killed")
-        self._live.pop(live.record.id, None)
+            end = settle(Outcome.DONE, live.record.state)
+            self._all.commit_end(live, end, live.record.reason or "killed", self._clock.now())
+        self._all.remove(live)
         self._expiry.drop(live.record.id)
         if live.watch is not None:
             live.watch.cancel()
 
     def _retry_later(self, sandbox_id: str) -> None:
-        if sandbox_id in self._live:
-            self._expiry.set(sandbox_id, self._clock.now() + EXPIRY_RETRY_S)
-
-    def _leave(self, live: Live) -> None:
-        """The present generation is given up: no expiry, no new connections, and an end of the old ones."""
-        self._expiry.drop(live.record.id)
-        for listener in self._listeners:
-            listener(live.record.id, live.record.generation)
+        if self._all.find(sandbox_id) is not None:
+            self._expiry.set(sandbox_id, self._clock.now() + RETRY_S)
 
     # Machines that end by themselves
 
@@ -462,7 +383,7 @@ class Sandboxes:
 
     async def _fail(self, live: Live, reason: str) -> None:
         log.warning("sandbox %s failed: %s", live.record.id, reason)
-        self._commit_end(live, settle(Outcome.DIED, live.record.state), reason)
+        self._all.commit_end(live, settle(Outcome.DIED, live.record.state), reason, self._clock.now())
         self._leave(live)
         await self._release(live)
 
@@ -470,7 +391,7 @@ class Sandboxes:
 
     def _set_end(self, live: Live, end_at: float) -> None:
         if end_at != live.record.end_at:
-            self._commit(live, replace(live.record, end_at=end_at))
+            self._all.commit(live, replace(live.record, end_at=end_at))
             self._expiry.set(live.record.id, end_at)
 
     def _expire(self, sandbox_id: str) -> None:
@@ -480,7 +401,7 @@ class Sandboxes:
 
     async def _expire_now(self, sandbox_id: str) -> None:
         try:
-            live = self._live.get(sandbox_id)
+            live = self._all.find(sandbox_id)
             if live is not None and live.record.state in ENDS and not live.busy:
                 await asyncio.shield(live.begin(self._release(live), "release"))
             else:
@@ -488,8 +409,12 @@ class Sandboxes:
         except NotFound:
             pass
         except AenvError as error:  # nobody waits for an expiry: it is tried again
-            log.warning("sandbox %s has expired and could not be ended yet: %s", sandbox_id, error)
+            log.warning("sandbox %s could not be ended yet: %s", sandbox_id, error)
             self._retry_later(sandbox_id)
+
+    def _finish(self, phases: Phases) -> None:
+        phases.finish()
+        self.recent.append(phases)
 
 
 async def _outcome(operation: asyncio.Task[T]) -> T:
@@ -502,25 +427,17 @@ async def _outcome(operation: asyncio.Task[T]) -> T:
         raise
 
 
-def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:
-    """E2B's v1 signature of a file url: `v1_` and the unpadded base64 of a SHA-256."""
-    parts = [path, operation, username, token, *([expiration] if expiration is not None else [])]
-    digest = hashlib.sha256(":".join(parts).encode(errors="surrogateescape")).digest()
-    return "v1_" + base64.b64encode(digest).decode().rstrip("=")
+async def _let_end(operations: set[asyncio.Task[T]]) -> None:
+    """Wait for operations for a while, then cut them off; they undo what they did."""
+    if operations:
+        _, late = await asyncio.wait(operations, timeout=STOP_GRACE_S)
+        await _cut_off(late)
 
 
-def _route(live: Live) -> Route | None:
-    record = live.record
-    if record.state not in REACHABLE or live.slot is None:
-        return None
-    return Route(
-        sandbox_id=record.id,
-        generation=record.generation,
-        address=live.slot.address,
-        access_token=record.access_token or "",
-        traffic_token=record.traffic_token,
-        public=record.network.public,
-    )
+async def _cut_off(tasks: set[asyncio.Task[T]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _exit_reason(ended: Exit) -> str:

@@ -149,7 +149,7 @@ async def test_the_store_that_fills_up_at_the_end_undoes_the_launch(
     def full(*_args: object, **_given: object) -> None:
         raise StoreFull("no space")
 
-    monkeypatch.setattr(node.service._records, "update", full)
+    monkeypatch.setattr(node.service._all.records, "update", full)
     node.steps.let_go("init")
     with pytest.raises(StoreFull):
         await creation

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import Conflict, HostFault, NotFound, NotImplementedYet
+from agentenv.errors import Conflict, HostFault, NotFound, NotImplementedYet, StoreFull
 from agentenv.sandbox.listing import Query
 from agentenv.sandbox.records import Sandbox
-from agentenv.sandbox.service import EXPIRIES_AT_ONCE, EXPIRY_RETRY_S, file_signature
+from agentenv.sandbox.registry import file_signature
+from agentenv.sandbox.service import EXPIRIES_AT_ONCE, RETRY_S
 from agentenv.sandbox.transitions import State
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
@@ -94,11 +95,11 @@ async def test_what_could_not_be_released_is_tried_again(
         await node.service.kill(sandbox.id)
     assert ended(node, sandbox)[0] is State.KILLING
     assert len(node.slots.taken) == 1  # a slot stays taken while its machine may be there
-    node.clock.jump(EXPIRY_RETRY_S)
+    node.clock.jump(RETRY_S)
     await quiet()
     assert node.service.count == 1
     node.steps.mend(step)
-    node.clock.jump(EXPIRY_RETRY_S)
+    node.clock.jump(RETRY_S)
     await quiet()
     node.assert_empty()
     assert ended(node, sandbox) == (State.KILLED, "killed")
@@ -111,6 +112,21 @@ async def test_a_failed_release_may_be_repeated_by_the_client(node: MemoryNode, 
     node.steps.mend("end")
     await node.service.kill(sandbox.id)
     node.assert_empty()
+
+
+async def test_a_full_disk_does_not_keep_a_sandbox(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_given: object) -> None:
+        raise StoreFull("no space")
+
+    monkeypatch.setattr(node.service._all.records, "update", full)
+    await node.service.kill(sandbox.id)
+    assert (node.service.count, node.hypervisor.machines, node.slots.taken) == (0, {}, {})
+    monkeypatch.undo()
+    assert ended(node, sandbox)[0] is State.RUNNING
+    await node.restart()
+    assert ended(node, sandbox)[0] is State.FAILED
 
 
 # Turns
@@ -250,7 +266,7 @@ async def test_one_that_cannot_be_ended_does_not_hold_up_the_others(node: Memory
     await quiet()
     assert set(node.hypervisor.machines) == {victim.spec.id}
     del victim.end
-    node.clock.jump(EXPIRY_RETRY_S)
+    node.clock.jump(RETRY_S)
     await quiet()
     node.assert_empty()
 
@@ -278,7 +294,7 @@ async def test_a_failed_sandbox_that_cannot_be_released_is_tried_again(
     with pytest.raises(NotFound):
         await node.service.kill(sandbox.id)
     node.steps.mend("release")
-    node.clock.jump(EXPIRY_RETRY_S)
+    node.clock.jump(RETRY_S)
     await quiet()
     node.assert_empty()
     assert ended(node, sandbox)[0] is State.FAILED

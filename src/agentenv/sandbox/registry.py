@@ -1,0 +1,167 @@
+"""The sandboxes of a node in memory and on record: who is there, whose turn it is, where they are reached."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterator
+
+from agentenv.errors import NotFound, StoreFault
+from agentenv.proxy.directory import Route
+from agentenv.sandbox.live import Live
+from agentenv.sandbox.records import Claim, Records, Sandbox
+from agentenv.sandbox.transitions import (
+    ENDS,
+    REACHABLE,
+    Enter,
+    Join,
+    Operation,
+    Refuse,
+    State,
+    Stay,
+    Wait,
+    decide,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Every sandbox that has not ended is here, from the commit of its first record on.
+
+    Memory follows the record: a change is committed first.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._live: dict[str, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(self._live.values())
+
+    def find(self, sandbox_id: str) -> Live | None:
+        """The sandbox of that id, if it has not ended and gone."""
+        return self._live.get(sandbox_id)
+
+    def add(self, record: Sandbox, claim: Claim | None = None) -> Live:
+        """Record a new sandbox and take it in."""
+        self.records.insert(record, claim)
+        return self.take(Live(record))
+
+    def take(self, live: Live) -> Live:
+        """Take in a sandbox that is on record already."""
+        self._live[live.record.id] = live
+        return live
+
+    def remove(self, live: Live) -> None:
+        """Forget a sandbox whose end is on record."""
+        self._live.pop(live.record.id, None)
+
+    def clear(self) -> None:
+        """Forget all, leaving the records."""
+        self._live.clear()
+
+    def commit(self, live: Live, record: Sandbox) -> None:
+        """Change a sandbox's record.
+
+        Raises:
+            StoreFault: it could not be written; the sandbox is as it was.
+        """
+        self.records.update(record)
+        live.record = record
+
+    def commit_leaving(self, live: Live, state: State, reason: str) -> None:
+        """Record that a sandbox is on its way out. A store that refuses does not keep it: ending things
+        is how a full disk gets room. The next start makes up for what was not written."""
+        self._commit_anyway(live, live.record.with_state(state, reason=reason))
+
+    def commit_end(self, live: Live, state: State, reason: str, at: float) -> None:
+        """Record an end, as `commit_leaving`. One that was never answered gives its idempotency key free."""
+        unanswered = live.record.state is State.CREATING
+        ended = live.record.with_state(state, ended_at=at, reason=reason)
+        self._commit_anyway(live, ended, forget_claim=unanswered)
+
+    def _commit_anyway(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
+        try:
+            self.records.update(record, forget_claim=forget_claim)
+        except StoreFault as error:
+            log.error("sandbox %s is %s, which is not recorded: %s", record.id, record.state, error)
+        live.record = record
+
+    async def turn(
+        self, sandbox_id: str, operation: Operation, limit_s: float
+    ) -> tuple[Live, Enter | Stay | Join]:
+        """Wait until `operation` may be carried out. The caller acts before it awaits anything.
+
+        Raises:
+            NotFound: there is no such sandbox, or it is ending. Conflict: its state forbids the
+                operation, or another one is still under way after `limit_s` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while True:
+            live = self._live.get(sandbox_id)
+            if live is None or live.record.state in ENDS:
+                raise self.missing(sandbox_id)
+            verdict = decide(operation, live.record.state)
+            if isinstance(verdict, Refuse):
+                raise verdict.error(f'Sandbox "{sandbox_id}" {verdict.reason}')
+            if not isinstance(verdict, Wait) and not (isinstance(verdict, Enter) and live.busy):
+                return live, verdict
+            await live.settled(deadline - loop.time())
+
+    def missing(self, sandbox_id: str) -> NotFound:
+        """The error for a sandbox that is not there, with how it ended where that is known."""
+        message = f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it"
+        live = self._live.get(sandbox_id)
+        record = live.record if live is not None else self.records.find(sandbox_id)
+        if record is not None and record.reason:
+            message = f"{message}: {'it failed: ' if record.state is State.FAILED else ''}{record.reason}"
+        return NotFound(message)
+
+    def route(self, sandbox_id: str) -> Route | None:
+        """See proxy.directory.Directory."""
+        live = self._live.get(sandbox_id)
+        return None if live is None else route_of(live)
+
+    def by_signature(
+        self, path: str, operation: str, username: str, signature: str, expiration: str | None
+    ) -> Route | None:
+        """See proxy.directory.Directory."""
+        given = signature.encode(errors="replace")
+        for live in self:
+            token = live.record.access_token
+            if token is None or (route := route_of(live)) is None:
+                continue
+            expected = file_signature(path, operation, username, token, expiration)
+            if hmac.compare_digest(expected.encode(), given):
+                return route
+        return None
+
+
+def route_of(live: Live) -> Route | None:
+    """Where a sandbox is reached now, if it is."""
+    record = live.record
+    if record.state not in REACHABLE or live.slot is None:
+        return None
+    return Route(
+        sandbox_id=record.id,
+        generation=record.generation,
+        address=live.slot.address,
+        access_token=record.access_token or "",
+        traffic_token=record.traffic_token,
+        public=record.network.public,
+    )
+
+
+def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:
+    """E2B's v1 signature of a file url: `v1_` and the unpadded base64 of a SHA-256."""
+    parts = [path, operation, username, token, *([expiration] if expiration is not None else [])]
+    digest = hashlib.sha256(":".join(parts).encode(errors="surrogateescape")).digest()
+    return "v1_" + base64.b64encode(digest).decode().rstrip("=")

@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.errors import AenvError, HostFault, HostIncapable, InvalidRequest, StoreFull
 from agentenv.image import bootstrap
+from agentenv.image.aptsource import AptSource
 from agentenv.image.bootstrap import Host, explain, failure_of
 from agentenv.image.programs import Outcome, run
 
@@ -70,10 +71,8 @@ def test_explanations(outcome: Outcome, error: type[AenvError], words: str) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mmdebstrap's root mode")
 async def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    etc = tmp_path / "apt"
-    (etc / "sources.list.d").mkdir(parents=True)
-    (etc / "sources.list").write_text("deb http://127.0.0.1:9/debian bookworm main\n")
-    host = await Host.read(etc)
+    mirror = AptSource("http://127.0.0.1:9/debian", ("bookworm", "bookworm-security"), ("main",))
+    host = Host((mirror,), ('Acquire::Retries "0";',))
 
     async def read() -> Host:
         return host

@@ -218,14 +218,8 @@ def test_what_a_killed_builder_left_is_reaped_and_a_running_ones_is_not(
 async def test_reaping_spares_what_was_registered(node: Node, rootfs: Path) -> None:
     """The builder died between recording the template and striking its entry."""
     made = await node.create("mine", rootfs)
-    node.ledger.record(
-        made.build_id,
-        create.KIND,
-        str(node.settings.images_dir / ".gone"),
-        rootfs=str(made.rootfs),
-        pid=1,
-        started=-1,
-    )
+    scratch = str(node.settings.images_dir / ".gone")
+    node.ledger.record(made.build_id, create.KIND, scratch, rootfs=str(made.rootfs), pid=1, started=-1)
     assert create.reap(node.ledger, node.database) == [made.build_id]
     assert made.rootfs.exists()
 

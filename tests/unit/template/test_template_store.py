@@ -105,14 +105,23 @@ def test_a_name_cannot_be_got_past_registering(templates: Templates, tmp_path: P
     assert templates.list() == []
 
 
-@given(
-    st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
-    st.lists(st.text(max_size=5), max_size=3),
-)
+TEXT = st.text(max_size=8)
+
+
+@given(st.dictionaries(TEXT, TEXT, max_size=3), st.lists(TEXT, max_size=3))
 def test_documents_round_trip(env: dict[str, str], cmd: list[str]) -> None:
-    made = Template(
-        "i", "n", "b", Path("/r"), 1, 2, 3, "s", "r", "d", 4, "u", "w", 5.0, 6.0, env, (), tuple(cmd)
+    numbers = {
+        "disk_mib": 1,
+        "memory_mib": 2,
+        "vcpus": 3,
+        "size_bytes": 4,
+        "created_at": 5.5,
+        "updated_at": 6.0,
+    }
+    words = dict.fromkeys(
+        ("id", "name", "build_id", "source", "recipe", "digest", "default_user", "default_workdir"), "w"
     )
+    made = Template(rootfs=Path("/r"), env=env, cmd=tuple(cmd), **words, **numbers)  # type: ignore[arg-type]
     assert Template.from_document(made.document()) == made
 
 

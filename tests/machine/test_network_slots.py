@@ -26,7 +26,19 @@ from agentenv.network.slots import Slots
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from support import dns
-from support.nethost import HOST, METADATA, NAMES, PRIVATE, WEB, NetHost, connect, datagram, net_host, run
+from support.nethost import (
+    HOST,
+    METADATA,
+    NAMES,
+    PRIVATE,
+    UPLINK_MTU,
+    WEB,
+    NetHost,
+    connect,
+    datagram,
+    net_host,
+    run,
+)
 
 pytestmark = [
     pytest.mark.machine,
@@ -498,10 +510,22 @@ async def test_the_world_sees_the_host_and_not_the_slot(host: NetHost, slots: Sl
     assert await reached(guest, WEB, 80) == HOST.encode()
 
 
-async def test_the_host_reaches_a_guest_and_is_seen_as_the_node(host: NetHost, slots: Slots) -> None:
+async def test_segments_fit_the_uplink_in_both_directions(host: NetHost, slots: Slots) -> None:
+    def largest(connection: socket.socket) -> None:
+        connection.recv(1)
+        connection.sendall(str(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)).encode())
+
+    host.listen(host.internet, WEB, 80, largest)
+    guest = host.guest(await slots.acquire("machine"))
+    connection = await asyncio.to_thread(connect, guest, WEB, 80)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= UPLINK_MTU - 40
+    assert int(await exchange(connection)) <= UPLINK_MTU - 40
+
+
+async def test_the_host_reaches_a_guest_and_is_seen_as_its_gateway(host: NetHost, slots: Slots) -> None:
     slot = await slots.acquire("machine")
     port = host.listen(host.guest(slot), "0.0.0.0", 0, peer)
-    assert await reached(None, slot.address, port) == str(slots.identity.address).encode()
+    assert await reached(None, slot.address, port) == GATEWAY_ADDRESS.encode()
 
 
 async def test_names_are_resolved_over_datagrams_and_streams(
@@ -551,12 +575,18 @@ async def test_only_the_ranges_in_the_settings_are_denied(host: NetHost) -> None
     await slots.stop()
 
 
-async def test_sandboxes_do_not_reach_each_other(host: NetHost, slots: Slots) -> None:
+async def test_sandboxes_do_not_reach_each_other_or_the_host_whatever_is_denied(host: NetHost) -> None:
+    slots = Node(host, denied_ranges=[]).slots()
+    await slots.start()
     one, two = await slots.acquire("a"), await slots.acquire("b")
     guest, other = host.guest(one), host.guest(two)
     port = host.listen(other, "0.0.0.0", 0, saying(b"private"))
+    service = host.listen(None, "0.0.0.0", 0, saying(b"private"))
     assert await reached(None, two.address, port) == b"private"
     assert not isinstance(await refusal(guest, two.address, port), TimeoutError)
+    assert not isinstance(await refusal(guest, HOST, service), TimeoutError)
+    await slots.reap(set())
+    await slots.stop()
 
 
 async def test_the_world_does_not_reach_a_guest(host: NetHost, slots: Slots) -> None:

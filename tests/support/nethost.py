@@ -52,6 +52,14 @@ def own_namespace() -> Iterator[None]:
         os.close(home)
 
 
+def open_tap(name: str) -> int:
+    """A tap of the calling thread's namespace, made if need be, with virtio headers."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    flags = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
+    fcntl.ioctl(descriptor, 0x400454CA, struct.pack("16sH22x", name.encode(), flags))  # TUNSETIFF
+    return descriptor
+
+
 class NetHost:
     """The stand-in host, with `eth0` towards an internet in another namespace."""
 
@@ -64,7 +72,8 @@ class NetHost:
         run("ip", "link", "set", "lo", "up")
         self.internet = self.place("internet")
         run("ip", "link", "add", "eth0", "mtu", str(UPLINK_MTU), "type", "veth", "peer", "name", "far")
-        run("ip", "link", "set", "far", "netns", str(self.internet), "mtu", str(UPLINK_MTU), "up")
+        # The far end does not know of the smaller MTU, as is the rule beyond an uplink.
+        run("ip", "link", "set", "far", "netns", str(self.internet), "mtu", "1500", "up")
         run("ip", "addr", "add", f"{HOST}/24", "dev", "eth0")
         run("ip", "link", "set", "eth0", "up")
         with namespace.inside(self.internet):
@@ -134,10 +143,10 @@ class NetHost:
         Its device has an MTU of 1500, as a guest that knows nothing of the host's.
         """
         place = self.place(f"guest-{slot.name}-{slot.lease}")
-        tap = namespace.open_tap(slot.namespace, slot.tap)
+        with namespace.inside(slot.namespace):
+            tap = open_tap(slot.tap)
         with namespace.inside(place):
-            device = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-            fcntl.ioctl(device, 0x400454CA, struct.pack("16sH22x", b"eth0", 0x0002 | 0x1000 | 0x4000))
+            device = open_tap("eth0")
             run("ip", "link", "set", "lo", "up")
             run("ip", "link", "set", "eth0", "address", GUEST_MAC, "up")
             run("ip", "addr", "add", f"{GUEST_ADDRESS}/30", "dev", "eth0")
@@ -179,7 +188,15 @@ def net_host(directory: Path) -> Iterator[NetHost]:
     """A stand-in host for the calling thread and those it starts."""
     with ExitStack() as stack:
         stack.enter_context(own_namespace())
-        yield NetHost(directory, stack)
+        made = NetHost(directory, stack)
+        stack.callback(_unmount_all, made.namespaces)
+        yield made
+
+
+def _unmount_all(directory: Path) -> None:
+    """Let go of what a failed test left mounted, or its directory could not be removed."""
+    for file in directory.iterdir():
+        subprocess.run(["umount", str(file)], capture_output=True, check=False)
 
 
 def connect(place: Path | None, address: str, port: int, *, source: str | None = None) -> socket.socket:

@@ -156,16 +156,6 @@ def is_namespace(path: Path) -> bool:
         return False
 
 
-def open_tap(namespace: Path, tap: str) -> int:
-    """A descriptor of a slot's tap, to hand to a machine that may not open /dev/net/tun itself.
-
-    The descriptor is close-on-exec and carries packets with a virtio header. Takes about a
-    millisecond and must not run in the event loop's thread while that awaits (it does not).
-    """
-    with inside(namespace):
-        return _attach_tap(tap)
-
-
 @contextmanager
 def _new_namespace(path: Path) -> Iterator[None]:
     """A new namespace with the thread in it, bound to a file by which it can be found."""
@@ -186,23 +176,15 @@ def _set_sysctls() -> None:
             file.write_text("1")
 
 
-def _attach_tap(tap: str) -> int:
-    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
-        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", tap.encode(), flags))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def _make_tap(wiring: Wiring) -> None:
+    """A tap that stays, for the machine's user to open, whose packets carry a virtio header."""
     try:
-        descriptor = _attach_tap(nft.TAP)
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         raise HostFault("there is no /dev/net/tun", remedy="load the module: modprobe tun") from None
     try:
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", nft.TAP.encode(), flags))
         fcntl.ioctl(descriptor, _TUNSETOWNER, wiring.uid)
         fcntl.ioctl(descriptor, _TUNSETPERSIST, 1)
     finally:

@@ -69,10 +69,10 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     """Rules inside a slot's namespace: translation, and who may talk to whom.
 
     The guest reaches the world as `address` and its resolver through its gateway; the node reaches
-    it from the gateway's address, by which the agent knows the node wherever a clone runs. A packet with
-    another source than the guest's goes nowhere. New connections to the guest come from the
-    node alone: what is left of an earlier sandbox's flows at the same address finds no way in.
-    The machine's own process, which runs in the namespace, sends nothing but what the kernel
+    it from the gateway's address, by which the agent knows the node wherever a clone runs. A packet
+    with another source than the guest's goes nowhere. New connections to the guest come from the
+    node alone: what is left of an earlier sandbox's flows at the same address finds no way in. The
+    machine's own process, which runs in the namespace, sends nothing but what the kernel
     answers for it. Segment sizes are clamped to the route, since guests do not know the host's
     MTU. In a fresh namespace there is nothing to replace, which nft does in a third of the time.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 
 # Namespaces of its own: there the agent is process 1, and may change the host name and mounts.
-OWN_MACHINE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "--mount")
+OWN_MACHINE = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--mount")
 
 
 @contextlib.contextmanager
@@ -25,13 +26,15 @@ def core_agent(*options: str, prefix: tuple[str, ...] = (), gateway: str = "127.
     """
     command = [*prefix, sys.executable, "-W", "error", "-m", "agentenv.guest"]
     command += ["--listen", "127.0.0.1", "--port", "0", "--gateway", gateway, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
             yield f"http://{process.stdout.readline().split()[-1]}"
         finally:
             running = process.poll() is None
-            process.send_signal(signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)  # with what stands between: unshare, sh
             said = process.stderr.read()
         assert running, f"the agent died: {said}"
         assert said == ""

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 
 SCHEMA = """
 CREATE TABLE resources (
-    id      INTEGER PRIMARY KEY,
+    id      INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given twice
     owner   TEXT NOT NULL,      -- the machine, template or node it belongs to
     kind    TEXT NOT NULL,      -- process, slot, directory, socket, mount, cgroup, rule, ...
     name    TEXT NOT NULL,      -- what identifies it on the host

@@ -23,8 +23,10 @@ AGENT_PORT = 49983
 ENTROPY_BYTES = 256
 ANSWER_LIMIT_BYTES = 65536
 # A SYN to a booting guest is lost or refused, and the kernel repeats a lost one only after a second:
-# so a new attempt begins this often while the older ones may still succeed.
-DIAL_EVERY_S = 0.04
+# so new attempts begin while older ones may still succeed. They come thick at first, for a machine that
+# is nearly there, and thinner later: the guest has to deal with all that were queued for it.
+DIAL_EVERY_S = (0.02, 0.1)
+DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
 
@@ -97,7 +99,7 @@ class Agent:
                 return
             except (OSError, GuestFault):  # the listener came up or went away under the request
                 await self.close()
-                await asyncio.sleep(DIAL_EVERY_S)
+                await asyncio.sleep(DIAL_EVERY_S[0])
 
     async def health(self) -> None:
         """Ask whether the agent serves.
@@ -152,12 +154,14 @@ async def dial(address: str, port: int) -> _Streams:
     """Connect, trying again and again until it succeeds or the caller gives up."""
     connected: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
     attempts: set[asyncio.Task[None]] = set()
+    pause, longest = DIAL_EVERY_S
     try:
         while not connected.done():
             attempt = asyncio.create_task(_attempt(address, port, connected))
             attempts.add(attempt)
             attempt.add_done_callback(attempts.discard)
-            await asyncio.wait({connected}, timeout=DIAL_EVERY_S)
+            await asyncio.wait({connected}, timeout=pause)
+            pause = min(pause * DIAL_GROWTH, longest)
         return connected.result()
     except BaseException:
         if connected.done():

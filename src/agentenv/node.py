@@ -288,9 +288,12 @@ def _url(host: str, port: int) -> str:
 def _tell(ready_fd: int | None, url: str) -> None:
     if ready_fd is None:
         return
-    with os.fdopen(ready_fd, "w") as ready, contextlib.suppress(BrokenPipeError):
-        ready.write(f"{url}\n")
-        ready.flush()
+    try:
+        os.write(ready_fd, f"{url}\n".encode())
+    except BrokenPipeError:
+        pass  # who started it has gone on
+    finally:
+        os.close(ready_fd)
 
 
 @contextmanager

@@ -1,0 +1,105 @@
+"""The small parts of a node's life as a process; the whole is tested with real machines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv import node
+from agentenv.errors import Conflict, HostFault
+
+
+def test_one_node_per_data_directory(tmp_path: Path) -> None:
+    with node._lock(tmp_path):
+        with pytest.raises(Conflict, match=f"process {os.getpid()} already serves {tmp_path}") as refusal:
+            node._lock(tmp_path).__enter__()
+        assert refusal.value.remedy
+    with node._lock(tmp_path):  # given back
+        assert (tmp_path / "node.lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from agentenv import node
+node._lock(pathlib.Path({str(tmp_path)!r})).__enter__()
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    with node._lock(tmp_path):
+        pass
+
+
+def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
+    with node._lock(tmp_path):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with node._lock(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_taken_port_is_told_before_anything_is_done() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(HostFault, match=f"cannot listen on 127.0.0.1 port {port}") as refusal:
+            node._listener("127.0.0.1", port).__enter__()
+    assert "ss -ltnp" in str(refusal.value)
+
+
+@pytest.mark.parametrize("host", ["no such host.invalid", "203.0.113.1"])
+def test_an_address_that_is_not_here_is_told(host: str) -> None:
+    with pytest.raises(HostFault, match="cannot listen on"):
+        node._listener(host, 0).__enter__()
+
+
+def test_a_bound_listener_does_not_listen_yet() -> None:
+    with (
+        node._listener("127.0.0.1", 0) as listener,
+        socket.socket() as client,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        client.connect(listener.getsockname())
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fd00::1", "http://[fd00::1]:8000"),
+        ("node.example", "http://node.example:8000"),
+    ],
+)
+def test_the_url_is_one_that_can_be_used_here(host: str, url: str) -> None:
+    assert node._url(host, 8000) == url
+
+
+def test_readiness_is_told_once_and_the_descriptor_closed() -> None:
+    ours, theirs = os.pipe()
+    node._tell(theirs, "http://x")
+    with os.fdopen(ours) as pipe:
+        assert pipe.read() == "http://x\n"
+
+
+def test_a_starter_that_went_away_does_not_matter() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    node._tell(theirs, "http://x")
+
+
+async def test_signals_are_only_recorded() -> None:
+    with node._signals() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), 10)

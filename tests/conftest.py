@@ -9,6 +9,8 @@ import pytest
 import audit
 from agentenv import config
 
+pytest_plugins = ["support.fixtures"]
+
 # Time for the kernel, and for a node's work in the background, to let go of what a test used.
 _SETTLE_LIMIT_S = 15.0
 

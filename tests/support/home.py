@@ -34,6 +34,8 @@ def linked_home(target: Path) -> Path:
         original.backup(copy)
         for table in ("resources", "sandboxes", "idempotency"):
             copy.execute(f"DELETE FROM {table}")
+        moved = "json_set(document, '$.rootfs', replace(document ->> 'rootfs', ?, ?))"
+        copy.execute(f"UPDATE templates SET document = {moved}", (str(source), str(target)))
         copy.commit()
     finally:
         original.close()

@@ -94,6 +94,9 @@ class MemoryMachine:
     def detach(self) -> None:
         self.detached = True
 
+    def console_tail(self) -> str:
+        return "Booting\nlast line\n"
+
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         self.events.append(callback)
 

@@ -88,8 +88,9 @@ class Agent:
                 await unless_exit(machine, self._first_answer())
         except TimeoutError:
             raise GuestFault(
-                f"the agent of machine {machine.spec.id} did not answer within {limit_s:g} s",
-                remedy="look at the machine's serial log; AENV_BOOT_TIMEOUT_S is the limit",
+                f"the agent of machine {machine.spec.id} did not answer within {limit_s:g} s; "
+                f"last on the console: {last_line(machine.console_tail())}",
+                remedy="AENV_BOOT_TIMEOUT_S is the limit",
             ) from None
 
     async def _first_answer(self) -> None:
@@ -234,6 +235,12 @@ async def unless_exit(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
         for each in (task, exit_task):
             each.cancel()
         await asyncio.gather(task, exit_task, return_exceptions=True)
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, for an error message."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "nothing"
 
 
 def cause(error: BaseException) -> str:

@@ -82,6 +82,9 @@ class Machine(Protocol):
     def detach(self) -> None:
         """Let go of the machine without touching it: it outlives this process."""
 
+    def console_tail(self) -> str:
+        """The end of what the guest wrote to its console, at most 2 KiB; empty when there is none."""
+
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         """Be told of what the hypervisor reports by itself: a stop, a block I/O error, a reset."""
 

@@ -94,6 +94,10 @@ class QemuMachine:
             self._exit.set_exception(HostFault(f"machine {self.spec.id} was let go"))
             self._exit.exception()  # seen; whoever waits gets it all the same
 
+    def console_tail(self) -> str:
+        """The end of the guest's serial output."""
+        return self.console.tail(2048)
+
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         """Call back with the name and data of each QMP event, from now on."""
         self.qmp.on_event(callback)

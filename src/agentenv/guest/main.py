@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 
-from agentenv.guest import init, launch, loop, process_service, reaper
+from agentenv.guest import forward, init, launch, loop, process_service, reaper
 from agentenv.guest.context import GATEWAY, UNAUTHORIZED, Context
 from agentenv.guest.http import HttpError, Request, Response, Router, error_response
 from agentenv.guest.server import Server
@@ -25,7 +25,7 @@ _USAGE = """usage: python -m agentenv.guest [options]
   --init             set up as process 1 of a machine, and let /init change the machine
 """
 _OPEN_FILES = (65536, 1048576)
-_OPEN_PATHS = frozenset(("/health", "/files", "/init"))
+_OPEN_PATHS = frozenset(("/health", "/files", "/init", "/forward"))
 
 
 class Options:
@@ -77,6 +77,7 @@ async def serve(options: Options) -> None:
     server = Server(router, gate_of(context))
     init.register(router, context, server, change_system=options.init)
     process_service.register(router, context)
+    forward.register(router, context)
     _register_files(router, context)
     port = server.listen(options.listen, options.port)
     gc.collect()
@@ -89,7 +90,7 @@ async def serve(options: Options) -> None:
 def gate_of(context: Context) -> Callable[[Request], Response | None]:
     """Looks at each request before its handler: without the access token only a few paths are open.
 
-    /files also accepts a signature and checks by itself; /init is the host's.
+    /files also accepts a signature and checks by itself; /init and /forward are the host's.
     """
 
     def gate(request: Request) -> Response | None:

@@ -17,8 +17,8 @@ from typing import Literal
 from agentenv.errors import AenvError, HostFault, HostIncapable, InvalidRequest, StoreFull
 from agentenv.image import aptsource
 from agentenv.image.aptsource import AptSource, Distribution
-from agentenv.image.programs import Outcome, run
-from agentenv.image.tree import remove_scratch
+from agentenv.image.programs import Outcome, in_thread, run
+from agentenv.image.tree import host_faults, remove_scratch
 
 ATTEMPTS = 3
 RETRY_DELAYS_S = (3.0, 10.0)
@@ -160,10 +160,9 @@ async def bootstrap(
         if failure != "transient" or attempt == ATTEMPTS - 1:
             raise explain(failure, suite, outcome, host)
         progress("the mirror did not answer as it should; trying again")
-        await asyncio.to_thread(remove_scratch, target)
+        await in_thread(lambda: remove_scratch(target))
         await asyncio.sleep(RETRY_DELAYS_S[attempt])
-    await asyncio.to_thread(_tidy, target)
-    await asyncio.to_thread(system.prepare, target)
+    await in_thread(lambda: _prepare(target, system))
 
 
 def supported(suite: str) -> Distribution:
@@ -233,6 +232,12 @@ _LEFT_BEHIND = (
     "etc/resolv.conf",
     "etc/hostname",
 )
+
+
+def _prepare(target: Path, system: System) -> None:
+    with host_faults(str(target)):
+        _tidy(target)
+        system.prepare(target)
 
 
 def _tidy(root: Path) -> None:

@@ -21,6 +21,7 @@ from agentenv.image.bootstrap import MINIMAL, System, bootstrap
 from agentenv.image.config import ImageConfig
 from agentenv.image.container import Image
 from agentenv.image.layer import Unpacking
+from agentenv.image.programs import in_thread
 from agentenv.image.source import Bootstrap, Located
 from agentenv.image.streams import Hashing, decompressed, members, read_faults, tar_index, tar_stream
 from agentenv.image.tarring import directory_stream
@@ -66,6 +67,7 @@ async def build_rootfs(
     progress: Progress,
     max_disk_mib: int | None = None,
     system: System = MINIMAL,
+    tree: Path | None = None,
 ) -> BuiltImage:
     """Make the ext4 file `out` from a source (see `agentenv.image.source`).
 
@@ -78,6 +80,8 @@ async def build_rootfs(
             extended attributes. Whatever is put there is removed again.
         progress: told in a few words what is being done.
         system: what a bootstrapped system holds beyond the minimum.
+        tree: where the tree is put together, a private directory's path that does not exist; unset,
+            in `scratch`.
 
     Raises:
         NotFound: no such source.
@@ -86,12 +90,12 @@ async def build_rootfs(
         StoreFull: no space on the host.
         HostIncapable, HostFault: the host lacks or refuses something.
 
-    On failure or cancellation neither `out` nor anything in `scratch` is left.
+    On failure or cancellation neither `out` nor the tree nor anything in `scratch` is left.
     """
     wanted = source.parse(source_text, os.path.lexists)
     with host_faults(str(scratch)):
         scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    build = _Build(out, disk_mib, max_disk_mib or disk_mib, scratch, progress)
+    build = _Build(out, disk_mib, max_disk_mib or disk_mib, scratch, tree or scratch / "tree", progress)
     try:
         if isinstance(wanted, Bootstrap):
             return await build.from_packages(wanted, system)
@@ -101,20 +105,22 @@ async def build_rootfs(
         raise
     finally:
         progress("cleaning up")
-        await asyncio.to_thread(remove_scratch, build.root)
+        await in_thread(lambda: remove_scratch(build.root))
 
 
 class _Build:
     def __init__(
-        self, out: Path, disk_mib: int, max_disk_mib: int, scratch: Path, progress: Progress
+        self, out: Path, disk_mib: int, max_disk_mib: int, scratch: Path, root: Path, progress: Progress
     ) -> None:
         self.out, self.disk_mib, self.max_disk_mib = out, disk_mib, max_disk_mib
-        self.scratch, self.root = scratch, scratch / "tree"
+        self.scratch, self.root = scratch, root
         self.progress = progress
         self._stop = threading.Event()
 
     async def from_packages(self, wanted: Bootstrap, system: System) -> BuiltImage:
         self.progress(f"installing {wanted.suite} from the mirror")
+        with host_faults(str(self.root)):
+            self.root.parent.mkdir(mode=0o700, exist_ok=True)
         await bootstrap(wanted.suite, self.root, system, self.scratch, self.progress)
         digest = f"sha256:{hashlib.sha256(f'{wanted.suite} {system.identity}'.encode()).hexdigest()}"
         return await self._finish(ImageConfig(env=system.env), digest)
@@ -125,30 +131,19 @@ class _Build:
         def tell(text: str) -> None:
             loop.call_soon_threadsafe(self.progress, text)
 
-        config, digest = await self._in_thread(lambda: self._unpack(wanted, tell))
+        config, digest = await in_thread(lambda: self._unpack(wanted, tell), self._stop.set)
         return await self._finish(config, digest)
-
-    async def _in_thread(self, work: Callable[[], tuple[ImageConfig, str]]) -> tuple[ImageConfig, str]:
-        task = asyncio.create_task(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._stop.set()
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # seen, so that asyncio does not report it
-            raise
 
     async def _finish(self, config: ImageConfig, digest: str) -> BuiltImage:
         with host_faults(str(self.root)):
             add_mount_points(self.root)
         account = accounts.default_account(_accounts(self.root), config.user)
-        needed = ext4.needed_mib(await asyncio.to_thread(ext4.usage, self.root))
+        needed = ext4.needed_mib(await in_thread(lambda: ext4.usage(self.root)))
         disk_mib = min(max(self.disk_mib, needed), self.max_disk_mib)
         self.progress(f"writing the filesystem ({disk_mib} MiB)")
         await ext4.make(self.root, self.out, disk_mib, digest)
         with host_faults(str(self.out)):
-            size = await asyncio.to_thread(_seal, self.out)
+            size = await in_thread(lambda: _seal(self.out))
         return BuiltImage(
             path=self.out,
             config=config,

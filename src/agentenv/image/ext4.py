@@ -9,7 +9,6 @@ online (`resize_inode`, on by default).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import uuid
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import HostFault, HostIncapable, InvalidRequest, StoreFull
-from agentenv.image.programs import Outcome, run
+from agentenv.image.programs import Outcome, in_thread, run
 
 LABEL = "rootfs"
 JOURNAL_MIB = 16
@@ -86,7 +85,7 @@ async def make(root: Path, out: Path, disk_mib: int, digest: str) -> None:
         HostIncapable: e2fsprogs is missing.
         HostFault: mkfs.ext4 failed otherwise.
     """
-    used = await asyncio.to_thread(usage, root)
+    used = await in_thread(lambda: usage(root))
     environment = {**os.environ, "E2FSPROGS_FAKE_TIME": _EPOCH}
     outcome = await run(arguments(root, out, disk_mib, used, filesystem_id(digest)), environment)
     check(outcome, disk_mib)

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 KEPT_LINES = 200
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,22 @@ async def run(
         await _kill(process)
         raise
     return Outcome(status, "\n".join(kept))
+
+
+async def in_thread(work: Callable[[], Result], stop: Callable[[], None] | None = None) -> Result:
+    """Do blocking work in a thread. A cancelled call ends only when the work has: nobody may remove
+    what it works on before. `stop` is called first, to ask it to end early.
+    """
+    task = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # seen, so that asyncio does not report it
+        raise
 
 
 async def _read_lines(process: Process, kept: deque[str], on_line: Callable[[str], None] | None) -> None:

@@ -22,7 +22,7 @@ from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.template import base
+from agentenv.template import base, workspace
 from agentenv.template.store import Template, Templates, check_name, new_id
 
 KIND = "template-build"
@@ -71,7 +71,7 @@ async def create(
     rootfs = settings.images_dir / f"{name}-{build_id}.ext4"
     with host_faults(str(settings.images_dir)):
         settings.images_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-    entry = _begin(ledger, settings, build_id, rootfs)
+    entry = _begin(ledger, settings, source, build_id, rootfs)
     try:
         built = await build_rootfs(
             source,
@@ -81,6 +81,7 @@ async def create(
             scratch=Path(entry.name),
             progress=progress,
             system=system,
+            tree=Path(entry.detail["tree"]),
         )
         with host_faults(str(rootfs)):
             built.path.rename(rootfs)
@@ -169,12 +170,15 @@ def _template(
     )
 
 
-def _begin(ledger: Ledger, settings: Settings, build_id: str, rootfs: Path) -> Entry:
+def _begin(ledger: Ledger, settings: Settings, source: str, build_id: str, rootfs: Path) -> Entry:
     scratch = settings.images_dir / f".build-{build_id}"
+    bootstraps = isinstance(parse(source, os.path.lexists), Bootstrap)
+    above = scratch if not bootstraps else workspace.in_memory(build_id) or scratch
     return ledger.record(
         build_id,
         KIND,
         str(scratch),
+        tree=str(above / "tree"),
         rootfs=str(rootfs),
         pid=os.getpid(),
         started=_start_time(os.getpid()),
@@ -182,8 +186,13 @@ def _begin(ledger: Ledger, settings: Settings, build_id: str, rootfs: Path) -> E
 
 
 def _end(ledger: Ledger, entry: Entry) -> None:
-    remove_scratch(Path(entry.name))
+    _remove_workspaces(entry)
     ledger.strike(entry)
+
+
+def _remove_workspaces(entry: Entry) -> None:
+    remove_scratch(Path(entry.detail["tree"]).parent)
+    remove_scratch(Path(entry.name))
 
 
 def _sync_directory(directory: Path) -> None:
@@ -215,7 +224,7 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         )
         if alive:
             continue
-        remove_scratch(Path(entry.name))
+        _remove_workspaces(entry)
         if (rootfs := Path(entry.detail["rootfs"])) not in known:
             rootfs.unlink(missing_ok=True)
         ledger.strike(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agentenv.errors import AenvError, HostFault, HostIncapable, InvalidRequest,
 from agentenv.image import bootstrap
 from agentenv.image.aptsource import AptSource
 from agentenv.image.bootstrap import Host, explain, failure_of
-from agentenv.image.programs import Outcome, run
+from agentenv.image.programs import Outcome, in_thread, run
 
 NOTHING = Host((), ())
 
@@ -101,6 +102,22 @@ async def test_a_cancelled_program_is_gone_with_its_children(tmp_path: Path) -> 
         await task
     state = Path(f"/proc/{pids[0]}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_a_cancelled_call_waits_for_its_thread() -> None:
+    begun, stopped, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        stopped.wait()
+        ended.set()
+
+    task = asyncio.create_task(in_thread(work, stopped.set))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
 
 
 async def test_output_is_kept_to_the_last_lines() -> None:

@@ -422,5 +422,6 @@ def test_umocis_own_images_are_read(tmp_path: Path) -> None:
     os.chown(rootfs / "a/kept", 5, 6)
     (rootfs / "a/kept").chmod(stat.S_ISUID | 0o711)
     umoci("repack", "--refresh-bundle", "--image", f"{layout}:v1", str(bundle))
-    expected = described(rootfs)
-    assert unpack(open_layout(layout, "v1", None, nothing), tmp_path / "tree") == expected
+    unpack(open_layout(layout, "v1", None, nothing), tmp_path / "tree")
+    # Without times: umoci rounds them when it packs.
+    assert described(tmp_path / "tree", times=False) == described(rootfs, times=False)

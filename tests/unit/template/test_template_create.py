@@ -219,7 +219,10 @@ async def test_reaping_spares_what_was_registered(node: Node, rootfs: Path) -> N
     """The builder died between recording the template and striking its entry."""
     made = await node.create("mine", rootfs)
     scratch = str(node.settings.images_dir / ".gone")
-    node.ledger.record(made.build_id, create.KIND, scratch, rootfs=str(made.rootfs), pid=1, started=-1)
+    tree = f"{scratch}/tree"
+    node.ledger.record(
+        made.build_id, create.KIND, scratch, tree=tree, rootfs=str(made.rootfs), pid=1, started=-1
+    )
     assert create.reap(node.ledger, node.database) == [made.build_id]
     assert made.rootfs.exists()
 

@@ -104,6 +104,7 @@ class Node:
         database = Database(settings.database)
         parts.callback(database.close)
         ledger = Ledger(database)
+        hypervisor = await _hypervisor(settings, ledger)
         slots = Slots(settings, ledger)
         await slots.start()
         parts.push_async_callback(slots.stop)
@@ -115,7 +116,7 @@ class Node:
             settings,
             database,
             ledger,
-            _hypervisor(settings, ledger),
+            hypervisor,
             slots,
             templates,
             lambda: guest.load(settings),
@@ -220,7 +221,7 @@ def uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config
 def _hypervisor(settings: Settings, ledger: Ledger) -> Hypervisor:
     choice = accelerator.choose(settings)
     log.info("machines run with %s", choice)
-    return Qemu(settings, ledger, accelerator=choice, tsc_khz=tsc.khz())
+    return Qemu(settings, ledger, accelerator=choice.accelerator, tsc_khz=tsc.khz())
 
 
 def _directories(settings: Settings) -> None:

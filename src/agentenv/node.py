@@ -218,10 +218,11 @@ def uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config
     )
 
 
-def _hypervisor(settings: Settings, ledger: Ledger) -> Hypervisor:
-    choice = accelerator.choose(settings)
+async def _hypervisor(settings: Settings, ledger: Ledger) -> Hypervisor:
+    choice = await asyncio.to_thread(accelerator.choose, settings)  # may boot a kernel to find out
+    tsc_khz = await asyncio.to_thread(tsc.khz)
     log.info("machines run with %s", choice)
-    return Qemu(settings, ledger, accelerator=choice.accelerator, tsc_khz=tsc.khz())
+    return Qemu(settings, ledger, accelerator=choice.accelerator, tsc_khz=tsc_khz)
 
 
 def _directories(settings: Settings) -> None:

@@ -15,7 +15,7 @@ from agentenv.config import Settings
 from agentenv.errors import HostIncapable
 from agentenv.guestimage import busybox, drive, initramfs, kernel, tools
 from agentenv.guestimage.manifest import Manifest, Part, digest_file, digest_files, key_of, read, write
-from agentenv.guestimage.steps import Progress, Step, silent, step
+from agentenv.guestimage.steps import Progress, Step, begin, silent, step
 from agentenv.vmm.machine import GuestFiles
 
 _HERE = Path(__file__).parent
@@ -112,6 +112,7 @@ class _Build:
                 current.changed = False
                 current.detail = old.detail
                 return old
+            begin(name, self.progress)
             part = make()
             part = Part(part.file, part.digest, key, part.detail)
             self._note(name, current, part, old)

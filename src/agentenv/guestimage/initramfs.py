@@ -19,6 +19,9 @@ from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_PREFIX
 DRIVERS = ("virtio_mmio", "virtio_blk", "virtio_net")
 FILESYSTEMS = ("ext4",)
 
+# What init says before the reason when it cannot go on, after which the machine ends.
+MARKER = "agentenv init:"
+
 # fstab lines: busybox mounts a whole table in one process.
 EARLY = """\
 proc /proc proc nosuid,nodev,noexec 0 0
@@ -62,6 +65,7 @@ def init_script(modules: Sequence[Module], command: Sequence[str]) -> str:
     network = ipaddress.ip_interface(f"{GUEST_ADDRESS}/{GUEST_PREFIX}")
     text = resources.files(__package__).joinpath("init").read_text()
     for name, value in {
+        "MARKER": MARKER,
         "MODULES": " ".join(module.name for module in modules),
         "ADDRESS": GUEST_ADDRESS,
         "NETMASK": str(network.netmask),

@@ -34,10 +34,14 @@ class Step:
     changed: bool = field(default=True)
 
 
+def begin(name: str, progress: Progress) -> None:
+    """Report that a step now really does something."""
+    progress(Report(name, "begun"))
+
+
 @contextmanager
 def step(name: str, progress: Progress) -> Iterator[Step]:
-    """Report a step's begin and end around what the block does."""
-    progress(Report(name, "begun"))
+    """Report a step's end around what the block does; `begin` reports its beginning."""
     start = time.monotonic()
     current = Step()
     try:

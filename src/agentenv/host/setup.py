@@ -11,6 +11,7 @@ from agentenv.config import Settings
 from agentenv.errors import HostFault
 from agentenv.guestimage import build as guest
 from agentenv.guestimage.steps import Report, step
+from agentenv.host import accelerator
 
 LONG = {"kernel": "looking for the guest kernel"}
 
@@ -49,6 +50,8 @@ def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: b
         current.detail = str(settings.home)
         changed += made
     changed += guest.build(settings, progress, refresh=refresh).made
+    with step("accelerator", progress) as current:
+        current.detail = str(accelerator.choose(settings))
     return Outcome(tuple(changed))
 
 
@@ -68,13 +71,13 @@ def describe(report: Report) -> str:
 def directories(settings: Settings) -> dict[Path, int]:
     """Each directory of the node and its mode.
 
-    A machine's process is no root and must reach its files by name; nobody needs to list them.
+    A machine's process gets its files as open descriptors, so nobody else need reach them by name.
     """
     return {
-        settings.home: 0o711,
+        settings.home: 0o700,
         settings.guest_dir: 0o755,
-        settings.images_dir: 0o711,
-        settings.machines_dir: 0o711,
+        settings.images_dir: 0o700,
+        settings.machines_dir: 0o700,
     }
 
 

@@ -6,7 +6,6 @@ last envelope has flag 2 and holds `{}` or `{"error": …}`; a stream that ends 
 
 from __future__ import annotations
 
-import json
 from binascii import a2b_base64
 
 from agentenv.guest import loop
@@ -16,9 +15,9 @@ from agentenv.guest.http import (
     HttpError,
     Request,
     Response,
-    dump_json,
     json_response,
 )
+from agentenv.guest.lean import dump_json, load_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def parse_message(data: bytes) -> Message:
     if not data:
         return {}
     try:
-        value = json.loads(data)
+        value = load_json(data)
     except (ValueError, RecursionError) as error:
         raise ConnectError("invalid_argument", f"the message is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from binascii import a2b_base64
-from hmac import compare_digest
 
 from agentenv.guest import users
 from agentenv.guest.connect import ConnectError
+from agentenv.guest.lean import compare_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

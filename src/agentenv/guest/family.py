@@ -6,7 +6,8 @@ Read from /proc at the moment of the kill; keeping track all the time would cost
 from __future__ import annotations
 
 import os
-import signal
+
+from agentenv.guest.lean import signal
 
 _ROUNDS = 16
 

@@ -7,13 +7,13 @@ complete one. The bytes are copied inside the kernel.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from binascii import hexlify
 
 from agentenv.guest.files import find_user, refuse
 from agentenv.guest.http import HttpError, json_response
+from agentenv.guest.lean import load_json
 from agentenv.guest.loop import checkpoint
 from agentenv.guest.paths import PathError, base_name, expand, make_directories, parent, printable
 
@@ -97,7 +97,7 @@ def _copy(source: int, output: int, size: int) -> int:
 
 def _fields(body: bytes) -> tuple[list[str], str, str | None]:
     try:
-        message = json.loads(body)
+        message = load_json(body)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"invalid request body: {error}") from None
     if not isinstance(message, dict):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 
 from agentenv.guest import loop
 from agentenv.guest.connect import ConnectError, int_field, parse_message
 from agentenv.guest.http import HttpError, Response
 from agentenv.guest.init import refuse_strangers
+from agentenv.guest.lean import accept, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,14 +96,13 @@ class Forward:
     async def _accept(self) -> None:
         while True:
             try:
-                accepted, _address = self._listener.accept()
+                fd, _peer = accept(self._listener)
             except BlockingIOError:
                 await loop.SUSPEND
                 continue
-            accepted.setblocking(False)
             self._connections += 1
             self._rest()
-            loop.spawn(self._relay(Endpoint(accepted)))
+            loop.spawn(self._relay(Endpoint(socket.socket(fileno=fd))))
 
     async def _relay(self, near: Endpoint) -> None:
         family = socket.AF_INET6 if ":" in self._target else socket.AF_INET
@@ -235,6 +234,9 @@ def _connected(connection: socket.socket) -> bool:
 
 def _own_address(gateway: str) -> str:
     """The address of this machine that the gateway sees."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
         probe.connect((gateway, 9))  # sends nothing
         return str(probe.getsockname()[0])
+    finally:
+        probe.close()

@@ -6,8 +6,9 @@ no transfer coding but chunked. The connection that carries it is in `server.py`
 
 from __future__ import annotations
 
-import json
 from binascii import unhexlify
+
+from agentenv.guest.lean import dump_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,14 +211,6 @@ def json_response(value: Any, status: int = 200) -> Response:
 def error_response(error: HttpError) -> Response:
     """The answer that an HttpError stands for."""
     return json_response({"code": error.status, "message": error.message}, error.status)
-
-
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def dump_json(value: Any) -> bytes:
-    """Compact JSON as ASCII bytes."""
-    return _encode(value).encode("ascii")
 
 
 def parse_head(head: bytes) -> Request:

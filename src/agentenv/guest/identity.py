@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import struct
 import time
+
+from agentenv.guest.lean import socket
 
 MARKER_FOLDER = "/run/e2b"
 _RNDADDENTROPY = 0x40085203  # _IOW('R', 0x03, int[2]), linux/random.h

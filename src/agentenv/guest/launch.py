@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-from contextlib import contextmanager
+
+from agentenv.guest.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentenv.guest.users import User
 
@@ -43,29 +43,39 @@ def protect_from_oom() -> None:
     os.write(_oom_fd, b"-1000")
 
 
-@contextmanager
-def identity(user: User) -> Iterator[None]:
+class Identity:
     """The calling process is `user`, as far as files and programs see, within the block.
 
     Raises:
         PermissionError: the agent does not run as root, and `user` is another.
     """
-    if os.geteuid() != 0:
-        if user.uid != os.geteuid():
-            raise PermissionError(errno.EPERM, f"the agent is not root and cannot act as {user.name}")
-        yield
-        return
-    if _oom_fd is not None:  # inherited by what is started; both writes need root
-        os.write(_oom_fd, b"0")
-    other = user.uid != 0 or user.gid != 0 or user.groups not in ((), (0,))
-    try:
-        if other:
-            os.setgroups(user.groups)
-            os.setresgid(user.gid, user.gid, 0)
-            os.setresuid(user.uid, user.uid, 0)
-        yield
-    finally:
-        if other:
+
+    __slots__ = ("_switched", "_user")
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._switched = False
+
+    def __enter__(self) -> None:
+        user = self._user
+        if os.geteuid() != 0:
+            if user.uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"the agent is not root and cannot act as {user.name}")
+            return
+        if _oom_fd is not None:  # inherited by what is started; both writes need root
+            os.write(_oom_fd, b"0")
+        self._switched = user.uid != 0 or user.gid != 0 or user.groups not in ((), (0,))
+        if self._switched:
+            try:
+                os.setgroups(user.groups)
+                os.setresgid(user.gid, user.gid, 0)
+                os.setresuid(user.uid, user.uid, 0)
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_error: object) -> None:
+        if self._switched:
             os.setresuid(0, 0, 0)
             os.setresgid(0, 0, 0)
             os.setgroups(())

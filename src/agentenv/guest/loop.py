@@ -16,8 +16,8 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections import deque
-from heapq import heapify, heappop, heappush
+
+from agentenv.guest.lean import deque, heapify, heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import signal
 import sys
 
 from agentenv.guest import forward, init, launch, loop, process_service, reaper
 from agentenv.guest.context import GATEWAY, UNAUTHORIZED, Context
 from agentenv.guest.http import HttpError, Request, Response, Router, error_response
+from agentenv.guest.lean import signal
 from agentenv.guest.server import Server
 
 TYPE_CHECKING = False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import struct
 import termios
 
 from agentenv.guest import family, launch, loop, reaper, terminal
+from agentenv.guest.lean import signal
 from agentenv.guest.process_input import Input
 from agentenv.guest.process_output import Output, Subscription
 
@@ -186,7 +186,7 @@ def start(
     ours: list[int] = []
     theirs: list[int] = []
     try:
-        with launch.identity(user):
+        with launch.Identity(user):
             if stdin:
                 _pipe(theirs, ours, write=True)
             else:
@@ -220,7 +220,7 @@ def _start_in_terminal(
 ) -> Process:
     master, slave, path = terminal.open_pair(user, *size)
     try:
-        with launch.identity(user):
+        with launch.Identity(user):
             pid = launch.spawn(argv, env, cwd, path)
     except BaseException:
         os.close(master)

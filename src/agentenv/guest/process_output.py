@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from binascii import b2a_base64
-from collections import deque
 
 from agentenv.guest import loop
+from agentenv.guest.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

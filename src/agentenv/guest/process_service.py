@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from agentenv.guest import connect, launch, loop, process, terminal
 from agentenv.guest.connect import (
@@ -16,6 +15,7 @@ from agentenv.guest.connect import (
     object_field,
     text_field,
 )
+from agentenv.guest.lean import signal
 from agentenv.guest.process_input import InputClosed
 from agentenv.guest.process_output import data_event
 

@@ -8,9 +8,9 @@ be missed: it is announced in the same turn of the loop that starts it, and reap
 from __future__ import annotations
 
 import os
-import signal
 
 from agentenv.guest import loop
+from agentenv.guest.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ reports its FIN without a read) and ends an answer in progress; a plain handler 
 from __future__ import annotations
 
 import os
-import socket
 
 from agentenv.guest import loop
 from agentenv.guest.http import (
@@ -26,6 +25,7 @@ from agentenv.guest.http import (
     response_head,
     wants_close,
 )
+from agentenv.guest.lean import accept, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Server:
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                accepted, address = listener.accept()
+                fd, peer = accept(listener)
             except BlockingIOError:
                 await loop.SUSPEND
                 continue
@@ -99,8 +99,7 @@ class Server:
                 loop.report(error)
                 await loop.sleep(0.1)
                 continue
-            accepted.setblocking(False)
-            self.connections.add(Connection(self, accepted.detach(), str(address[0])))
+            self.connections.add(Connection(self, fd, peer))
 
 
 class Connection:
@@ -356,11 +355,13 @@ class Connection:
 
         Closing with unread data resets the connection, and the client might lose the answer.
         """
-        with socket.socket(fileno=os.dup(self._fd)) as half:
-            try:
-                half.shutdown(socket.SHUT_WR)
-            except OSError:  # already gone
-                return
+        half = socket.socket(fileno=os.dup(self._fd))
+        try:
+            half.shutdown(socket.SHUT_WR)
+        except OSError:  # already gone
+            return
+        finally:
+            half.close()
         timer = loop.call_later(_LINGER_SECONDS, self.task.cancel)
         try:
             while await self._receive(_READ):

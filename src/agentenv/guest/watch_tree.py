@@ -8,8 +8,8 @@ within the tree keeps its watches under the new name, one that is moved out lose
 from __future__ import annotations
 
 import os
-from collections import deque
 
+from agentenv.guest.lean import deque
 from agentenv.guest.loop import checkpoint
 from agentenv.guest.watch_inotify import (
     ATTRIB,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,8 @@ _SETTLE_LIMIT_S = 15.0
 @pytest.fixture
 def audit_scope() -> audit.Scope:
     """Whose things `host_audit` looks at: the nodes that tests start. Override it for other ones."""
-    return audit.Scope((config.load().home / "test-nodes",), ("/run/aenv-t-*",))
+    nodes = config.load().home / "test-nodes" / str(os.getpid())
+    return audit.Scope((nodes,), (f"/run/aenv-t-{os.getpid()}-*",))
 
 
 @pytest.fixture

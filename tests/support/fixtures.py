@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,12 @@ LOGS = Path(__file__).parents[2] / "test-logs"
 @pytest.fixture(scope="session")
 def node_directory() -> Iterator[Path]:
     """A directory on the prepared home's filesystem, for data that costs links."""
-    directory = prepared_home() / "test-nodes"
-    shutil.rmtree(directory, ignore_errors=True)
+    runs = prepared_home() / "test-nodes"
+    runs.mkdir(exist_ok=True)
+    for old in runs.iterdir():  # of runs that were broken off
+        if not Path(f"/proc/{old.name}").exists():
+            shutil.rmtree(old)
+    directory = runs / str(os.getpid())
     directory.mkdir()
     yield directory
     shutil.rmtree(directory)
@@ -34,7 +39,7 @@ def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
     def factory(name: str, **settings: str) -> RunningNode:
         LOGS.mkdir(exist_ok=True)
         home = linked_home(node_directory / name)
-        node = RunningNode(home, Path(f"/run/aenv-t-{name}"), LOGS / f"{name}.log", **settings)
+        node = RunningNode(home, Path(f"/run/aenv-t-{os.getpid()}-{name}"), LOGS / f"{name}.log", **settings)
         started.append(node)
         return node
 

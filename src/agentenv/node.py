@@ -58,6 +58,7 @@ def serve(settings: Settings, *, ready_fd: int | None = None) -> None:
             cannot start; the message says why.
     """
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the node says itself when it serves and ends
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, ready_fd))
 
@@ -97,6 +98,7 @@ class Node:
     async def _start(self, parts: AsyncExitStack) -> None:
         settings = self.settings
         _directories(settings)
+        parts.callback(_leave_runtime, settings.runtime_dir)
         parts.enter_context(_lock(settings.home))
         listener = parts.enter_context(_listener(settings.host, settings.port))
         address = listener.getsockname()
@@ -231,6 +233,13 @@ def _directories(settings: Settings) -> None:
         settings.runtime_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
         raise HostFault(f"cannot make {settings.runtime_dir}: {error.strerror}") from error
+
+
+def _leave_runtime(directory: Path) -> None:
+    """Remove the run-time directory unless machines, or another node's start, have something in it."""
+    for path in (directory / "machines", directory):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 @contextmanager

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity, unless_exit
+from agentenv.sandbox.live import Live
 from agentenv.sandbox.parts import GuestFilesSource, Slots, Template
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
-
-log = logging.getLogger(__name__)
 
 
 class AgentClient(Protocol):
@@ -25,14 +22,6 @@ class AgentClient(Protocol):
     async def wait_ready(self, machine: Machine, limit_s: float) -> None: ...
     async def init(self, identity: Identity) -> None: ...
     async def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Launched:
-    """A machine whose agent has answered and knows who it is, and the slot it uses."""
-
-    machine: Machine
-    slot: Slot
 
 
 class Launcher:
@@ -54,38 +43,40 @@ class Launcher:
         self._boot_timeout_s = boot_timeout_s
 
     async def launch(
-        self, record: Sandbox, template: Template, phases: Phases, note: Callable[[Slot, MachineSpec], None]
-    ) -> Launched:
-        """Boot a machine for `record` and wait until its agent is ready.
+        self, live: Live, template: Template, phases: Phases, commit: Callable[[Sandbox], None]
+    ) -> None:
+        """Boot a machine for a sandbox and return once its agent knows who it is.
 
-        `note` is called with slot and specification before the machine is made, to record them.
-        On failure, cancellation included, everything is released before the error goes on.
+        Slot and machine are in `live` from the moment they exist: on failure, cancellation included,
+        the caller releases them. `commit` is given the record with slot and specification before the
+        machine is made.
         """
-        async with AsyncExitStack() as on_failure:
-            with phases("slot"):
-                slot = await self._slots.acquire(record.id)
-            on_failure.push_async_callback(self._slots.release, slot)
-            spec = machine_spec(record, template, slot, self._guest_files())
-            note(slot, spec)
-            with phases("boot"):
-                machine = await self._hypervisor.boot(spec)
-            on_failure.push_async_callback(machine.end)
-            agent = self._agent_at(slot.address)
-            async with AsyncExitStack() as always:
-                always.push_async_callback(agent.close)
-                with phases("agent"):
-                    await agent.wait_ready(machine, self._boot_timeout_s)
-                with phases("init"):
-                    await unless_exit(machine, agent.init(new_identity(record, template)))
-            on_failure.pop_all()
-            return Launched(machine, slot)
+        with phases("slot"):
+            live.slot = slot = await self._slots.acquire(live.record.id)
+        spec = machine_spec(live.record, template, slot, self._guest_files())
+        commit(replace(live.record, slot=slot, machine=spec))
+        with phases("boot"):
+            live.machine = machine = await self._hypervisor.boot(spec)
+        agent = self._agent_at(slot.address)
+        try:
+            with phases("agent"):
+                await agent.wait_ready(machine, self._boot_timeout_s)
+            with phases("init"):
+                await unless_exit(machine, agent.init(new_identity(live.record, template)))
+        finally:
+            await agent.close()
 
-    async def release(self, machine: Machine | None, slot: Slot | None) -> None:
-        """End the machine and then free its slot; the slot stays taken while the machine may use it."""
-        if machine is not None:
-            await machine.end()
-        if slot is not None:
-            await self._slots.release(slot)
+    async def release(self, live: Live) -> None:
+        """End the machine and then free its slot; the slot stays taken while the machine may use it.
+
+        May be repeated after a failure.
+        """
+        if live.machine is not None:
+            await live.machine.end()
+            live.machine = None
+        if live.slot is not None:
+            await self._slots.release(live.slot)
+            live.slot = None
 
 
 def machine_spec(record: Sandbox, template: Template, slot: Slot, guest: GuestFiles) -> MachineSpec:

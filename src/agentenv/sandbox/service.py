@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentenv.config import Settings
-from agentenv.errors import AenvError, CapacityExceeded, Conflict, NotFound, NotImplementedYet, StoreFault
+from agentenv.errors import AenvError, CapacityExceeded, Conflict, NotFound, NotImplementedYet
 from agentenv.proxy.directory import Route
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -258,35 +258,31 @@ class Sandboxes:
     async def _create(self, live: Live, template: Template) -> Answer:
         phases = Phases("create", live.record.id)
         try:
-            await self._launch(live, template, phases)
+            await self._launcher.launch(live, template, phases, lambda record: self._all.commit(live, record))
+            self._commit_running(live)
         except BaseException as error:
-            reason = f"it could not be started: {cause(error)}"
-            self._all.commit_end(live, settle(Outcome.UNDONE, State.CREATING), reason, self._clock.now())
-            self._all.remove(live)
+            await self._undo_create(live, f"it could not be started: {cause(error)}")
             raise
+        self._watch(live)
+        self._expiry.set(live.record.id, live.record.end_at)
         self._finish(phases)
         log.info("sandbox %s from template %s runs after %s", live.record.id, template.name, phases)
         return Answer(live.record, phases)
 
-    async def _launch(self, live: Live, template: Template, phases: Phases) -> None:
-        launched = await self._launcher.launch(
-            live.record,
-            template,
-            phases,
-            lambda slot, spec: self._all.commit(live, replace(live.record, slot=slot, machine=spec)),
-        )
-        live.machine, live.slot = launched.machine, launched.slot
+    def _commit_running(self, live: Live) -> None:
         now = self._clock.now()
-        running = live.record.with_state(
-            settle(Outcome.DONE, live.record.state), started_at=now, end_at=now + live.record.timeout_s
+        state = settle(Outcome.DONE, live.record.state)
+        self._all.commit(
+            live, live.record.with_state(state, started_at=now, end_at=now + live.record.timeout_s)
         )
+
+    async def _undo_create(self, live: Live, reason: str) -> None:
+        state = settle(Outcome.UNDONE, live.record.state)
+        self._all.commit_end(live, state, reason, self._clock.now())
         try:
-            self._all.commit(live, running)
-        except StoreFault:
-            await self._launcher.release(live.machine, live.slot)
-            raise
-        self._watch(live)
-        self._expiry.set(running.id, running.end_at)
+            await self._release(live)
+        except AenvError as error:  # it is tried again; the caller hears what went wrong first
+            log.warning("sandbox %s could not be released yet: %s", live.record.id, error)
 
     async def _repeat(self, claim: Claim, key: Key) -> Answer:
         """The answer to a request that was made before."""
@@ -346,7 +342,7 @@ class Sandboxes:
     async def _release(self, live: Live) -> None:
         """Release all that a sandbox has, and forget it. What fails is tried again later."""
         try:
-            await self._launcher.release(live.machine, live.slot)
+            await self._launcher.release(live)
         except BaseException:
             self._retry_later(live.record.id)
             raise

@@ -21,6 +21,7 @@ from agentenv.errors import (
 from agentenv.sandbox.listing import Query
 from agentenv.sandbox.records import Lifecycle, Network
 from agentenv.sandbox.requests import Key, KeyReused, Stopping
+from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
 from support.sandbox_parts import MemoryNode, MemoryTemplate, MemoryTemplates, quiet, wanted
 
@@ -86,6 +87,18 @@ async def test_a_failure_leaves_nothing(node: MemoryNode, step: str) -> None:
         node.assert_empty()
     node.steps.mend(step)
     assert (await node.service.create(wanted())).sandbox.state is State.RUNNING
+
+
+async def test_a_failed_launch_that_cannot_be_released_is_tried_again(node: MemoryNode) -> None:
+    node.steps.fail("agent", GuestFault("no answer"))
+    node.steps.fail("end", HostFault("busy"))
+    with pytest.raises(GuestFault, match="no answer"):
+        await node.service.create(wanted())
+    assert (node.service.count, len(node.slots.taken)) == (1, 1)  # counted, and not given to another
+    node.steps.mend("end")
+    node.clock.jump(RETRY_S)
+    await quiet()
+    node.assert_empty()
 
 
 async def test_a_failed_sandbox_is_remembered_with_its_reason(node: MemoryNode) -> None:

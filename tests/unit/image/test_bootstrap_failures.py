@@ -87,6 +87,22 @@ async def test_a_mirror_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert "the mirror did not answer as it should; trying again" in told
 
 
+def test_a_finished_tree_is_thinned_out(tmp_path: Path) -> None:
+    kept = ["usr/share/doc/a/copyright", "usr/share/locale/locale.alias", "usr/bin/a", "etc/resolv.conf"]
+    gone = ["usr/share/doc/a/changelog.gz", "usr/share/man/man1/a.1", "usr/share/locale/de/a.mo",
+            "etc/apt/apt.conf.d/99mmdebstrap", "var/log/dpkg.log"]  # fmt: skip
+    for name in kept + gone:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("of the host")
+    (tmp_path / "usr/share/doc/b").symlink_to("a")
+    bootstrap._prepare(tmp_path, bootstrap.MINIMAL)
+    assert all((tmp_path / name).exists() for name in kept)
+    assert not any((tmp_path / name).exists() for name in gone)
+    assert not (tmp_path / "usr/share/man/man1").exists()
+    assert (tmp_path / "etc/resolv.conf").read_text() == ""
+    assert (tmp_path / "etc/hostname").read_text() == "localhost\n"
+
+
 async def test_a_cancelled_program_is_gone_with_its_children(tmp_path: Path) -> None:
     started = asyncio.Event()
     pids: list[int] = []

@@ -10,11 +10,16 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.records.ledger import host_boot_id
+
+_EXECUTING_LIMIT_S = 0.5
+_YOUNG_S = 60.0
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in field 9 of /proc/PID/stat
 
 
 @dataclass(frozen=True)
@@ -122,24 +127,55 @@ def watch(identity: Identity) -> Process | None:
 
 
 def find(variable: str, value: str) -> Identity | None:
-    """The process that has `variable=value` in its environment, if one runs."""
+    """The process that has `variable=value` in its environment, if one runs.
+
+    A process that is just executing a program shows an empty environment for a moment; young ones that
+    do are looked at again, for up to half a second.
+    """
     wanted = os.fsencode(f"{variable}={value}")
-    for name in (entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()):
-        try:
-            environment = Path("/proc", name, "environ").read_bytes()
-        except OSError:
-            continue  # gone meanwhile, or not ours to read
-        if wanted in environment.split(b"\0"):
-            start = start_time(int(name))
-            if start is not None:
-                return Identity(int(name), start, host_boot_id())
+    deadline = time.monotonic() + _EXECUTING_LIMIT_S
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    while pids:
+        unclear = []
+        for pid in pids:
+            environment = _environment(pid)
+            if wanted in environment.split(b"\0"):
+                start = start_time(pid)
+                return None if start is None else Identity(pid, start, host_boot_id())
+            if not environment and _may_be_executing(pid):
+                unclear.append(pid)
+        if time.monotonic() > deadline:
+            return None
+        pids = unclear
+        time.sleep(0.002 if unclear else 0)
     return None
 
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot (proc(5), field 22); None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; empty when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(text[text.rindex(")") + 2 :].split()[19])
+        return []
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""  # gone meanwhile, or not ours to read
+
+
+def _may_be_executing(pid: int) -> bool:
+    fields = _stat(pid)
+    if not fields or fields[0] in "ZX" or int(fields[6]) & _KERNEL_THREAD:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return age_s < _YOUNG_S

@@ -131,6 +131,16 @@ async def test_a_process_is_found_by_what_is_in_its_environment(start: Callable[
     assert process.find("AENV_TEST", "7f3a") is None
 
 
+async def test_a_process_is_found_while_it_executes_one_program_after_the_other(
+    start: Callable[..., Identity],
+) -> None:
+    chain = "exec " + "env " * 60 + "sleep 60"
+    for number in range(5):
+        identity = start("sh", "-c", chain, AENV_TEST_TOKEN=f"chain-{number}")
+        assert process.find("AENV_TEST_TOKEN", f"chain-{number}") == identity
+    assert process.find("AENV_TEST_TOKEN", "chain-5") is None
+
+
 def test_a_missing_program_is_an_error(start: Callable[..., Identity]) -> None:
     with pytest.raises(FileNotFoundError):
         start("/nowhere/program")

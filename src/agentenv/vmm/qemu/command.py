@@ -99,8 +99,9 @@ def _machine(spec: MachineSpec, descriptors: Descriptors, emulation: Emulation) 
     arguments = [
         # A device state stream written outside of a migration has no configuration section.
         *("-global", "migration.send-configuration=off"),
-        # suppress-vmdesc: such a stream has no description section either.
-        *("-machine", "microvm,acpi=on,memory-backend=memory,suppress-vmdesc=on"),
+        # suppress-vmdesc: such a stream has no description section either. What a guest keeps in its
+        # memory is not written to the host's disk when QEMU crashes.
+        *("-machine", "microvm,acpi=on,memory-backend=memory,suppress-vmdesc=on,dump-guest-core=off"),
         *("-smp", str(spec.vcpus)),
         *("-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none"),

@@ -143,7 +143,7 @@ class _Launch:
         with phase("cgroup", "making the machine's control groups"):
             self._make_groups()
         with phase("spawn", "starting QEMU"):
-            running, output = self._spawn(descriptors)
+            running, output = await self._spawn(descriptors)
         self._handed.close()  # with its listening sockets only QEMU's, a death of QEMU is seen at once
         with phase("connect", "connecting to QEMU"):
             # Moving a process waits for a grace period of the kernel's, some milliseconds per group:
@@ -212,7 +212,7 @@ class _Launch:
         resources.make_cgroup(entry, limits)
         self._groups = resources.groups(spec.id)
 
-    def _spawn(self, descriptors: Descriptors) -> tuple[Process, BoundedOutput]:
+    async def _spawn(self, descriptors: Descriptors) -> tuple[Process, BoundedOutput]:
         spec, site = self._spec, self._site
         token = secrets.token_hex(16)
         output = BoundedOutput.create(f"stderr of {spec.id}")
@@ -233,8 +233,13 @@ class _Launch:
             finally:
                 os.close(tap)
 
-        identity = namespace.inside(spec.nic.namespace, start)
-        site.resources.started(entry, identity)
+        async def start_and_record() -> Identity:
+            # On a thread, since it takes milliseconds.
+            identity = await asyncio.to_thread(namespace.inside, spec.nic.namespace, start)
+            site.resources.started(entry, identity)
+            return identity
+
+        identity = await settled(start_and_record())
         running = process.watch(identity)
         assert running is not None  # our child, not waited for yet
         self._undo.callback(running.release)

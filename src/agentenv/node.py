@@ -31,6 +31,7 @@ from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.service import Sandboxes
+from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
 from agentenv.vmm.machine import Hypervisor
 from agentenv.vmm.qemu.hypervisor import Qemu
@@ -102,10 +103,12 @@ class Node:
         parts.enter_context(_lock(settings.home))
         listener = parts.enter_context(_listener(settings.host, settings.port))
         address = listener.getsockname()
-        guest.load(settings)  # a node without guest files is told at once
+        if stale := guest.stale(settings):  # a node without guest files is told at once
+            log.warning("%s of the guest are not those of this program: run aenv setup", " and ".join(stale))
         database = Database(settings.database)
         parts.callback(database.close)
         ledger = Ledger(database)
+        reap_builds(ledger, database)
         hypervisor = await _hypervisor(settings, ledger)
         slots = Slots(settings, ledger)
         await slots.start()

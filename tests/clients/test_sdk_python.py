@@ -173,6 +173,8 @@ def test_a_terminal_is_resized_and_killed(sandbox: Sandbox) -> None:
         if b"41 101" in shown:
             break
     assert sandbox.pty.kill(terminal.pid) is True
+    with pytest.raises(CommandExitException):
+        terminal.wait()
     assert sandbox.pty.kill(terminal.pid) is False
 
 

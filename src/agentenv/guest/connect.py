@@ -22,13 +22,14 @@ from agentenv.guest.lean import dump_json, load_json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-    from typing import Any
+    from typing import Any, Union
 
     from agentenv.guest.http import Router
 
     Message = dict[str, Any]
     Unary = Callable[[Message, Request], Awaitable[Message]]
-    ServerStream = Callable[[Message, Request], AsyncIterator["Message | bytes | Last"]]
+    Item = Union[Message, bytes, tuple[bytes, ...], "Last"]  # noqa: UP007 (the name comes later)
+    ServerStream = Callable[[Message, Request], AsyncIterator[Item]]
     ClientStream = Callable[[AsyncIterator[Message], Request], Awaitable[Message]]
 
 STREAM_TYPE = "application/connect+json"  # exactly: the Python SDK refuses a parameter
@@ -92,8 +93,8 @@ def unary(router: Router, path: str, function: Unary) -> None:
 def server_stream(router: Router, path: str, function: ServerStream) -> None:
     """Registers a call of one message whose answers are an async generator's items.
 
-    An item is a message, or its JSON as bytes; `Last(item)` ends the stream. The first item should come
-    at once: the response's head goes out with it.
+    An item is a message, or its JSON as bytes, whole or in pieces; `Last(message)` ends the stream. The
+    first item should come at once: the response's head goes out with it.
     """
 
     async def handler(request: Request) -> Response:
@@ -223,7 +224,9 @@ def bytes_field(message: Message, name: str) -> bytes | None:
         raise ConnectError("invalid_argument", f"{name} is not base64") from None
 
 
-async def _answers(function: ServerStream, request: Request) -> AsyncGenerator[bytes, None]:
+async def _answers(
+    function: ServerStream, request: Request
+) -> AsyncGenerator[bytes | tuple[bytes, ...], None]:
     stream = None
     try:
         data = await _next_envelope(request, bytearray())
@@ -231,13 +234,13 @@ async def _answers(function: ServerStream, request: Request) -> AsyncGenerator[b
             raise ConnectError("invalid_argument", "the request holds no message")
         stream = function(parse_message(data), request)
         async for item in stream:
-            last = type(item) is Last
-            message = item.message if isinstance(item, Last) else item
-            frame = envelope(message if isinstance(message, bytes) else dump_json(message))
-            if last:
-                yield FinalChunk(frame + end_of_stream(None))
+            if isinstance(item, tuple):
+                yield (b"\0%b" % sum(map(len, item)).to_bytes(4, "big"), *item)
+            elif isinstance(item, Last):
+                yield FinalChunk(envelope(_encoded(item.message)) + end_of_stream(None))
                 return
-            yield frame
+            else:
+                yield envelope(_encoded(item))
         yield FinalChunk(end_of_stream(None))
     except ClientGone:
         raise
@@ -247,6 +250,10 @@ async def _answers(function: ServerStream, request: Request) -> AsyncGenerator[b
         close = getattr(stream, "aclose", None)
         if close is not None:
             await close()
+
+
+def _encoded(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else dump_json(message)
 
 
 async def _messages(request: Request) -> AsyncGenerator[Message, None]:

@@ -159,8 +159,8 @@ class Response:
 
     Args:
         body: bytes (Content-Length is set, also for none); or an async iterator of bytes, sent chunked,
-            each item at once (an empty one sends the head alone; after a FinalChunk none is asked for)
-            and closed in every case; or a FileSpan.
+            each item at once (an empty one sends the head alone; a tuple is one item in pieces; after a
+            FinalChunk none is asked for) and closed in every case; or a FileSpan.
         length: the number of bytes that an iterator will give; then it is sent with Content-Length.
     """
 
@@ -169,7 +169,7 @@ class Response:
     def __init__(
         self,
         status: int = 200,
-        body: bytes | AsyncIterator[bytes] | FileSpan = b"",
+        body: bytes | AsyncIterator[bytes] | AsyncIterator[bytes | tuple[bytes, ...]] | FileSpan = b"",
         content_type: str | None = None,
         headers: Iterable[tuple[str, str]] = (),
         length: int | None = None,

@@ -25,6 +25,7 @@ _USAGE = """usage: python -m agentenv.guest [options]
   --init             set up as process 1 of a machine, and let /init change the machine
 """
 _OPEN_FILES = (65536, 1048576)
+_KEPT_MEMORY = 2 * 1024 * 1024
 _OPEN_PATHS = frozenset(("/health", "/files", "/init", "/forward"))
 
 
@@ -80,6 +81,9 @@ async def serve(options: Options) -> None:
     forward.register(router, context)
     _register_files(router, context)
     port = server.listen(options.listen, options.port)
+    # Freeing one large block makes the C library keep freed memory, up to twice that size, instead of
+    # giving it back and faulting it in anew for each piece of a large output.
+    bytes(_KEPT_MEMORY)
     gc.collect()
     gc.freeze()  # what is there now stays; later collections need not walk it (nor touch its pages)
     gc.set_threshold(20000, 20, 100)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Item = tuple[str, bytes]
 
-READ = 32 * 1024
+READ = 64 * 1024  # what a pipe holds
 ROOM = 256 * 1024  # bytes that wait for one subscriber before the process has to
 _MERGE = 64 * 1024
 _TURN_READS = 16  # of one stream before others get a turn
@@ -176,6 +176,6 @@ class Output:
             self.pump()
 
 
-def data_event(stream: str, data: bytes) -> bytes:
-    """The JSON of a data event; made by hand, since output can be large."""
-    return b'{"event":{"data":{"%b":"%b"}}}' % (stream.encode(), b2a_base64(data, newline=False))
+def data_event(stream: str, data: bytes) -> tuple[bytes, ...]:
+    """The JSON of a data event in pieces; made by hand, since output can be large."""
+    return b'{"event":{"data":{"%b":"' % stream.encode(), b2a_base64(data, newline=False), b'"}}}'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from typing import Any
 
-    from agentenv.guest.connect import Message
+    from agentenv.guest.connect import Item, Message
     from agentenv.guest.context import Context
     from agentenv.guest.http import Request, Router
     from agentenv.guest.process import Process
@@ -64,7 +64,7 @@ class Processes:
         self._context = context
         self._known: dict[int, Process] = {}
 
-    async def start(self, message: Message, request: Request) -> AsyncGenerator[Message | bytes | Last, None]:
+    async def start(self, message: Message, request: Request) -> AsyncGenerator[Item, None]:
         """Starts a process and follows it. It lives on when its client leaves."""
         user = self._context.user_of(request)
         timeout = connect.timeout_of(request)
@@ -77,9 +77,7 @@ class Processes:
             raise ConnectError("deadline_exceeded", f"the process was killed after its {timeout} seconds")
         yield Last({"event": {"end": started.end}})
 
-    async def connect(
-        self, message: Message, request: Request
-    ) -> AsyncGenerator[Message | bytes | Last, None]:
+    async def connect(self, message: Message, request: Request) -> AsyncGenerator[Item, None]:
         """Follows a process from now on; one that ended less than 30 s ago gives its end."""
         found = self._find(message, ended_too=True)
         timeout = connect.timeout_of(request)
@@ -210,7 +208,7 @@ class Processes:
 
     async def _follow(
         self, found: Process, interval: float, until: float | None = None
-    ) -> AsyncGenerator[Message | bytes, None]:
+    ) -> AsyncGenerator[Item, None]:
         """A process's start and output, as events; ends when the process has."""
         subscription = found.subscribe()
         try:

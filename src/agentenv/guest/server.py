@@ -223,7 +223,11 @@ class Connection:
             await self._stream(request, response, body, keep)
 
     async def _stream(
-        self, request: Request | None, response: Response, body: AsyncIterator[bytes], keep: bool
+        self,
+        request: Request | None,
+        response: Response,
+        body: AsyncIterator[bytes | tuple[bytes, ...]],
+        keep: bool,
     ) -> None:
         chunked = response.length is None and (request is None or request.version == "HTTP/1.1")
         if chunked:
@@ -245,12 +249,19 @@ class Connection:
             if close is not None:
                 await close()
 
-    async def _send_items(self, head: bytes, body: AsyncIterator[bytes], chunked: bool) -> None:
+    async def _send_items(
+        self, head: bytes, body: AsyncIterator[bytes | tuple[bytes, ...]], chunked: bool
+    ) -> None:
         async for item in body:
             last = type(item) is FinalChunk
-            if chunked and item:
-                item = b"%x\r\n%b\r\n" % (len(item), item)
-            await self._send(b"%b%b%b" % (head, item, b"0\r\n\r\n" if last and chunked else b""))
+            parts = item if isinstance(item, tuple) else (item,)
+            size = sum(map(len, parts))
+            if chunked and size:
+                end = b"\r\n0\r\n\r\n" if last else b"\r\n"
+                parts = (b"%b%x\r\n" % (head, size), *parts, end)
+            elif head:
+                parts = (head, *parts)
+            await self._send_parts(parts)
             head = b""
             if last:
                 return
@@ -385,7 +396,19 @@ class Connection:
             except OSError as error:  # reset by the peer, timed out
                 raise ClientGone from error
 
-    async def _send(self, data: bytes) -> None:
+    async def _send_parts(self, parts: tuple[bytes, ...]) -> None:
+        """Sends what is together one piece, without making it one: copies cost, large ones most."""
+        size = sum(map(len, parts))
+        try:
+            sent = os.writev(self._fd, parts)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:  # reset by the peer, timed out
+            raise ClientGone from error
+        if sent < size:
+            await self._send(memoryview(b"".join(parts))[sent:])
+
+    async def _send(self, data: bytes | memoryview) -> None:
         view: bytes | memoryview = data
         while True:
             try:

@@ -43,6 +43,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     made = Settings(home=tmp_path / "home", runtime=Path(f"/run/aenv-t-vmm-{os.getpid()}"))
     yield made
     small_guest.close_databases()
+    asyncio.run(small_guest.reap(made))  # what a failed test left, after the audit has told of it
     shutil.rmtree(made.runtime_dir, ignore_errors=True)
 
 

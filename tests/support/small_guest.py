@@ -82,6 +82,13 @@ def close_databases() -> None:
         _opened.pop().close()
 
 
+async def reap(settings: Settings) -> None:
+    """End all machines of a data directory."""
+    if settings.database.exists():
+        await small_qemu(settings)[0].reap(set())
+        close_databases()
+
+
 async def shown(machine: QemuMachine, text: str, limit_s: float = 60.0) -> str:
     """Return what the console shows once `text` is in it."""
     async with asyncio.timeout(limit_s):

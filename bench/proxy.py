@@ -120,7 +120,8 @@ class Way:
         """A head as an SDK sends it."""
         return (
             f"{start} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAccept: */*\r\n"
-            f"Accept-Encoding: gzip, deflate\r\nUser-Agent: bench\r\nX-Access-Token: {TOKEN}\r\n{self.fields.format(n=number % 16)}\r\n"
+            f"Accept-Encoding: gzip, deflate\r\nUser-Agent: bench\r\n"
+            f"X-Access-Token: {TOKEN}\r\n{self.fields.format(n=number % 16)}\r\n"
         ).encode()
 
     def cpu_s(self) -> float:

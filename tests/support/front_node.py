@@ -93,25 +93,42 @@ class Node:
     plane: DataPlane
     serving: asyncio.Task[None]
     guests: list[asyncio.Server] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def guest(self, handler: Handler) -> int:
-        """Serve as a guest on a free port; returns that."""
+    async def guest(self, handler: Handler, port: int = 0) -> int:
+        """Serve as a guest on that or a free port; returns that."""
 
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self.tasks.append(task)
             try:
                 await handler(reader, writer)
-            except (ConnectionError, asyncio.IncompleteReadError):
-                pass  # what the test does to the other side
+            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                pass  # what the test does to the other side, and its end
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        server = await asyncio.start_server(handle, "127.0.0.1", port)
         self.guests.append(server)
         return int(server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """End the server and the guests."""
+        self.server.should_exit = True
+        await self.serving
+        self.plane.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks)
+        for guest in self.guests:
+            guest.close()
+            await guest.wait_closed()
+        await asyncio.sleep(0)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

@@ -16,6 +16,7 @@ CHUNK_LINE_LIMIT = 4096
 TRAILER_LIMIT = 16 * 1024
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_CHUNK_LINE_BEGUN = re.compile(rb"[0-9A-Fa-f]{1,15}(?:;[\t\x20-\x7e\x80-\xff]*)?\r?")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 
 
@@ -103,6 +104,8 @@ class Chunked:
         if self._read == self._data_end:
             if self._line != b"\r":
                 raise Malformed("a chunk is longer than its size says")
+        elif self._read == self._size and _CHUNK_LINE_BEGUN.fullmatch(self._line) is None:
+            raise Malformed("the size line of a chunk is malformed")
         elif len(self._line) > CHUNK_LINE_LIMIT:
             raise Malformed(f"a line of a chunked body is longer than {CHUNK_LINE_LIMIT} bytes")
 

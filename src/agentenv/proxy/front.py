@@ -42,6 +42,7 @@ HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
 IDLE_TIMEOUT_S = 640.0  # between requests; longer than any client keeps a connection
 SHUTDOWN_S = 3.0  # that relays under way have when the server ends; then they are reset
 LINGER_S = 2.0  # that a client has to read an answer which ends its connection while it still sends
+LINGER_LIMIT = 16 * 1024 * 1024  # bytes that it may send meanwhile
 DISCARD_LIMIT = 1024 * 1024  # bytes of an unwanted body that are read to keep the connection
 
 _BODY, _NEXT, _API = 1, 2, 4  # why reading from the client is paused
@@ -106,6 +107,7 @@ class Front(asyncio.Protocol):
         self._pauses = 0
         self._closing = False
         self._eof = False
+        self._lingered = 0
         self._since = 0.0  # when the head began or the last exchange ended
 
     # What the transport tells.
@@ -135,6 +137,11 @@ class Front(asyncio.Protocol):
             self._api.client_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            self._lingered += len(data)
+            if self._lingered > LINGER_LIMIT:
+                self._transport.close()
+            return
         while data and not self._closing:
             if self._body is not None:
                 data = self._take_body(data)

@@ -34,10 +34,4 @@ async def node() -> AsyncIterator[Node]:
     port = server.servers[0].sockets[0].getsockname()[1]
     running = Node(port, sandboxes, front, server, front.plane, serving)
     yield running
-    server.should_exit = True
-    await serving
-    front.plane.close()
-    for guest in running.guests:
-        guest.close()
-        await guest.wait_closed()
-    await asyncio.sleep(0)
+    await running.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def chunked(chunks: list[tuple[bytes, str, str]], trailers: list[bytes]) -> byte
 def feed(body: Body, data: bytes, cuts: list[int]) -> int:
     """Feed the data in the pieces that the cuts make; returns how many bytes were the body's."""
     taken, edges = 0, [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         piece = data[start:end]
         if body.done or not piece:
             continue

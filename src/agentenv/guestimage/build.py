@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings
@@ -98,8 +98,7 @@ class _Build:
             key = _initramfs_key(image, box)
             ramfs = self._part("initramfs", key, lambda: self._initramfs(work, booted, box))
             drive_part = self._part("tools", _tools_key(box), lambda: self._tools(work, box))
-        modules = str(booted.modules) if booted.modules else None
-        manifest = Manifest(box, image, ramfs, drive_part, booted.release, modules)
+        manifest = Manifest(box, image, ramfs, drive_part, booted.release, self._modules(booted))
         if manifest != self.old:
             write(self.directory, manifest)
             _prune(self.directory, manifest)
@@ -132,16 +131,26 @@ class _Build:
     def _kernel(self, work: Path) -> Part:
         if self.settings.kernel is not None:
             found = kernel.at(self.settings.kernel)
-            self.found = found
-            shutil.copyfile(found.image, work / "vmlinuz")
-            return self._keep(work / "vmlinuz", "vmlinuz", f"Linux {found.release} from {found.origin}")
-        found = kernel.fetch(work / "kernel")
-        digest = digest_file(found.image)
+            (work / "kernel").mkdir()
+        else:
+            found = kernel.fetch(work / "kernel")
+        image = kernel.place(found, work / "kernel")
+        digest = digest_file(image)
         home = self.directory / f"kernel-{digest[:16]}"
         if not home.exists():
             (work / "kernel").rename(home)
-        self.found = kernel.at(home / "vmlinuz")
-        return Part(f"{home.name}/vmlinuz", digest, "", f"Linux {found.release} from {found.origin}")
+        own = found.modules is not None and found.modules.is_relative_to(work)
+        self.found = replace(
+            found, image=home / image.name, modules=home / "modules" if own else found.modules
+        )
+        return Part(f"{home.name}/{image.name}", digest, "", f"Linux {found.release} from {found.origin}")
+
+    def _modules(self, booted: kernel.Kernel) -> str | None:
+        """Where the kernel's modules are: below the guest directory if they are its own."""
+        where = booted.modules
+        if where is not None and where.is_relative_to(self.directory):
+            where = where.relative_to(self.directory)
+        return str(where) if where else None
 
     def _kernel_key(self) -> str:
         return _kernel_key(self.settings, self.old.kernel if self.old and not self.refresh else None)
@@ -149,7 +158,7 @@ class _Build:
     def _known(self, image: Part) -> kernel.Kernel:
         """The kernel that an earlier call made."""
         assert self.old is not None
-        modules = Path(self.old.modules) if self.old.modules else None
+        modules = self.directory / self.old.modules if self.old.modules else None
         return kernel.Kernel(self.directory / image.file, self.old.release, modules, image.detail)
 
     def _initramfs(self, work: Path, booted: kernel.Kernel, box: Part) -> Part:
@@ -178,13 +187,14 @@ class _Build:
 
 def _kernel_key(settings: Settings, old: Part | None) -> str:
     """Where the settings name no kernel, the one in force fits; one at a path is looked at each time."""
+    form = digest_files([_HERE / "bzimage.py"], _HERE)[:16]
     if settings.kernel is None:
-        return old.key if old else "package"
+        return old.key if old and old.key.startswith(form) else f"{form} package"
     try:
         status = settings.kernel.stat()
     except OSError:
-        return f"path {settings.kernel}, absent"
-    return f"path {settings.kernel} {status.st_size} {status.st_mtime_ns}"
+        return f"{form} path {settings.kernel}, absent"
+    return f"{form} path {settings.kernel} {status.st_size} {status.st_mtime_ns}"
 
 
 def _initramfs_key(image: Part, box: Part) -> str:
@@ -205,7 +215,7 @@ def _prune(directory: Path, manifest: Manifest) -> None:
     """Remove all but the newest few of what earlier builds left."""
     in_force = {part.file.partition("/")[0] for part in (manifest.busybox, manifest.kernel)}
     in_force |= {manifest.initramfs.file, manifest.tools.file}
-    for pattern in ("busybox-*", "kernel-*", "vmlinuz-*", "initramfs-*", "tools-*"):
+    for pattern in ("busybox-*", "kernel-*", "initramfs-*", "tools-*"):
         found = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in found[_KEPT:]:
             if path.name in in_force:

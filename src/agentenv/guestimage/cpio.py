@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ALIGN = 4
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,20 @@ def character_device(path: str, major: int, minor: int) -> Entry:
 
 
 def archive(entries: Iterable[Entry]) -> bytes:
-    """The archive's bytes; a directory must come before what is in it."""
+    """The archive's bytes, clear of tables; a directory must come before what is in it."""
     parts = [_record(number, entry) for number, entry in enumerate(entries, start=1)]
     parts.append(_record(0, Entry("TRAILER!!!", 0)))
-    return b"".join(parts)
+    return clear_of_tables(b"".join(parts))
+
+
+def clear_of_tables(archive: bytes) -> bytes:
+    """The archive with zeros after it, so that all but the first byte of its last page is free.
+
+    QEMU puts an initramfs at the last page boundary that leaves room for it below the top of memory,
+    and the firmware of microvm machines puts its ACPI tables, one or two KiB, at the very top. With a
+    kernel that starts directly the first overwrites the second, and the guest finds no devices.
+    """
+    return archive + bytes((1 - len(archive)) % _PAGE)
 
 
 def _record(number: int, entry: Entry) -> bytes:

@@ -49,7 +49,7 @@ def pack(kernel: Kernel, busybox: Path, command: Sequence[str]) -> bytes:
     entries.append(cpio.file("late", LATE.encode()))
     entries.append(cpio.file("init", init_script(modules, command).encode(), 0o755))
     entries += _module_entries(kernel.release, modules)
-    return gzip.compress(cpio.archive(entries), mtime=0)
+    return cpio.clear_of_tables(gzip.compress(cpio.archive(entries), mtime=0))
 
 
 def needed_modules(kernel: Kernel) -> list[Module]:

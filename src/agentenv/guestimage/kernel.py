@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import HostFault, InvalidRequest
-from agentenv.guestimage import apt
+from agentenv.errors import HostFault
+from agentenv.guestimage import apt, bzimage
 
 # Meta packages, best first: Debian's kernel for clouds, then what Ubuntu calls virtual. Each
 # depends on the package of one release, whose modules Ubuntu keeps in a package of their own.
 META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-kvm", "linux-image-virtual")
-_REMEDY = "set AENV_KERNEL to a bzImage"
 _RELEASE_PACKAGE = re.compile(r"linux-(?:image|modules)-(?:unsigned-)?\d.*")
 
 
@@ -47,7 +45,7 @@ def fetch(target: Path) -> Kernel:
             shutil.copytree(modules, target / "modules", symlinks=True)
     image = target / "vmlinuz"
     origin = f"{packages[0].name} {packages[0].version}"
-    return Kernel(image, release_of(image), target / "modules" if modules else None, origin)
+    return Kernel(image, bzimage.release_of(image), target / "modules" if modules else None, origin)
 
 
 def resolve() -> list[apt.Package]:
@@ -78,24 +76,21 @@ def at(path: Path) -> Kernel:
     Raises:
         InvalidRequest: there is no kernel image at that path.
     """
-    release = release_of(path)
+    release = bzimage.release_of(path)
     above = [path.parent / "modules", path.parent / "lib/modules" / release]
     places = [*above, path.parent.parent / "lib/modules" / release, Path("/lib/modules") / release]
     return Kernel(path, release, next((place for place in places if place.is_dir()), None), f"path {path}")
 
 
-def release_of(image: Path) -> str:
-    """The release that a bzImage says it is.
-
-    Where it is, by the kernel's Documentation/arch/x86/boot.rst: `HdrS` at 0x202, and at 0x20E
-    the offset, less 0x200, of a text that begins with the release.
-    """
-    try:
-        with image.open("rb") as stream:
-            head = stream.read(65536)
-    except OSError as error:
-        raise InvalidRequest(f"guest kernel {image}: {error.strerror}", remedy=_REMEDY) from None
-    if head[0x202:0x206] != b"HdrS":
-        raise InvalidRequest(f"{image} is no Linux kernel image", remedy=_REMEDY)
-    start = struct.unpack_from("<H", head, 0x20E)[0] + 0x200
-    return head[start : start + 256].partition(b"\0")[0].split()[0].decode()
+def place(found: Kernel, directory: Path) -> Path:
+    """Put what machines boot into a directory: the kernel itself if it can be taken out of its image."""
+    plain = bzimage.unpacked(found.image.read_bytes())
+    image = directory / "vmlinuz"
+    if plain is not None:
+        image.unlink(missing_ok=True)
+        image = directory / "vmlinux"
+        image.write_bytes(plain)
+    elif found.image != image:
+        shutil.copyfile(found.image, image)
+    image.chmod(0o644)
+    return image

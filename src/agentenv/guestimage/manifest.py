@@ -1,7 +1,7 @@
 """What the guest directory holds, in `guest.json`: files by content, and the inputs they came from.
 
 Files are named by their digest and never rewritten, so that a running node keeps what it booted
-with; `vmlinuz`, `initramfs` and `tools` are links to those in force.
+with; `kernel`, `initramfs` and `tools` are links to those in force.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Manifest:
 
     def links(self) -> dict[str, str]:
         """The plain name of each file that a machine boots with."""
-        return {"vmlinuz": self.kernel.file, "initramfs": self.initramfs.file, "tools": self.tools.file}
+        return {"kernel": self.kernel.file, "initramfs": self.initramfs.file, "tools": self.tools.file}
 
 
 def read(directory: Path) -> Manifest | None:

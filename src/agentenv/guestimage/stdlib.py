@@ -11,11 +11,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# What the interpreter itself looks for as it starts, runs `-m`, and prints a traceback.
+# What the interpreter itself looks for as it starts, or when a program names a codec.
 ALWAYS = (
     *("encodings", "encodings.aliases", "encodings.ascii", "encodings.idna", "encodings.latin_1"),
-    *("encodings.utf_8", "codecs", "io", "abc", "os", "stat", "posixpath", "genericpath", "runpy"),
-    *("pkgutil", "importlib.util", "importlib.machinery", "linecache", "traceback", "warnings"),
+    *("encodings.utf_8", "encodings.utf_8_sig", "codecs", "io", "abc", "os"),
 )
 # Reached by imports that an agent never executes (interactive help, tests, windows, graphics).
 LEFT_OUT = frozenset(
@@ -45,6 +44,8 @@ LEFT_OUT = frozenset(
         ),
         *("ctypes.macholib", "multiprocessing.dummy", "asyncio.windows_events", "asyncio.windows_utils"),
         *("asyncio.__main__", "sre_compile", "sre_parse", "sre_constants"),
+        # The interpreter's own digests do; OpenSSL's libraries are the largest, and slow to load.
+        *("ssl", "_ssl", "_hashlib"),
     )
 )
 
@@ -96,7 +97,7 @@ class Library:
 
 def imports(source: bytes, package: str) -> Iterator[str]:
     """Every name that a source file may import; `from a import b` gives both `a` and `a.b`."""
-    for node in ast.walk(ast.parse(source)):
+    for node in _executed(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,6 +105,18 @@ def imports(source: bytes, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _executed(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node but those below `if TYPE_CHECKING:`, which no interpreter gets to."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _absolute(module: str | None, level: int, package: str) -> str:

@@ -25,22 +25,26 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BUSYBOX = os.environ.get("AGENTENV_BUSYBOX", "/.agentenv/bin/busybox")
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "bash")
+# All of them: the C library looks each one up that it is not told about, which takes it two system calls
+# instead of one. 32 and 33 are its own.
 _DEFAULT_SIGNALS = tuple(
     number
     for number in range(1, signal.NSIG)
-    if number not in (signal.SIGKILL, signal.SIGSTOP)
-    and not 32 <= number <= 33  # these two are the C library's
+    if number not in (signal.SIGKILL, signal.SIGSTOP) and not 32 <= number <= 33
 )
-
-
 _oom_fd: int | None = None
 
 
 def protect_from_oom() -> None:
     """The agent is spared when memory runs out; what it starts is not."""
     global _oom_fd
-    _oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    os.write(_oom_fd, b"-1000")
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"-1000")
+    except PermissionError:  # a root without that right: then the agent takes its chances
+        os.close(fd)
+    else:
+        _oom_fd = fd
 
 
 class Identity:

@@ -38,6 +38,7 @@ class _File:
         self._rows: list[list[str]] = []
 
     def rows(self) -> list[list[str]]:
+        """Its rows; the same list as before, when it did not change."""
         try:
             status = os.stat(self.path)
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -46,11 +47,14 @@ class _File:
                     self._rows = [line.rstrip("\n").split(":") for line in file if line[:1] not in "#+-\n"]
                 self._stamp = stamp
         except OSError:
-            self._rows, self._stamp = [], None
+            if self._stamp is not None:
+                self._rows, self._stamp = [], None
         return self._rows
 
 
 _files: dict[str, _File] = {}
+_found: dict[str, User] = {}
+_found_in: tuple[list[list[str]], list[list[str]]] = ([], [])
 
 
 def find(name: str) -> User:
@@ -59,6 +63,18 @@ def find(name: str) -> User:
     Raises:
         KeyError: there is none.
     """
+    global _found_in
+    accounts, groups = _rows(PASSWD), _rows(GROUP)
+    if accounts is not _found_in[0] or groups is not _found_in[1]:
+        _found_in = (accounts, groups)
+        _found.clear()
+    user = _found.get(name)
+    if user is None:
+        user = _found[name] = _find(name)
+    return user
+
+
+def _find(name: str) -> User:
     row = _row(name)
     if row is not None:
         uid, gid = int(row[2]), int(row[3])

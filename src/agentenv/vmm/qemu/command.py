@@ -64,6 +64,7 @@ def kernel_command_line(emulation: Emulation) -> str:
         "panic=-1",
         "reboot=t",  # with -no-reboot, a panic or reboot ends the process
         "mitigations=off",  # one guest is one security domain
+        "cryptomgr.notests=1",  # checking every cipher at each boot takes a second under emulation
         "net.ifnames=0",  # the interface keeps the name that the initramfs gives an address to
     ]
     if emulation.accelerator == "tcg":

@@ -23,7 +23,7 @@ from agentenv.proxy.api import ApiExchange
 from agentenv.proxy.directory import Directory
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.forward import request_to_api
-from agentenv.proxy.framing import Body, Malformed, UntilClose
+from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     END,
     HEAD_LIMIT,
@@ -332,10 +332,12 @@ class Front(asyncio.Protocol):
 
     def answer(self, head: RequestHead, payload: Payload) -> None:
         """See `Client.answer`."""
-        unread = self._body is not None
-        keep = head.keep_alive and not self.stopping and not (unread and head.expects_continue)
+        body = self._body
+        too_much = isinstance(body, Sized) and body.remaining > DISCARD_LIMIT
+        unsure = body is not None and head.expects_continue  # whether it will be sent at all
+        keep = head.keep_alive and not self.stopping and not too_much and not unsure
         self.write(answers.message(payload, head, close=not keep))
-        if not unread:
+        if body is None:
             self.finish(keep)
         elif keep:
             self._exchange = Discard(self)

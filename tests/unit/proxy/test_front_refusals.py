@@ -187,8 +187,7 @@ async def test_a_signed_url_finds_its_sandbox(node: Node, monkeypatch: pytest.Mo
 async def test_malformed_requests_end_the_connection(
     node: Node, request_bytes: bytes, status: int, piece: int
 ) -> None:
-    if piece == 1 and len(request_bytes) > 1000:
-        pytest.skip("nothing new byte by byte")
+    piece = max(piece, len(request_bytes) // 1000)  # byte by byte is enough for the short ones
     async with node.client() as (reader, writer):
         for start in range(0, len(request_bytes), piece):
             writer.write(request_bytes[start : start + piece])
@@ -248,7 +247,8 @@ async def test_an_unwanted_body_is_read_to_keep_the_connection(node: Node) -> No
 async def test_an_unwanted_body_without_end_is_not_read(node: Node) -> None:
     async with node.client() as (reader, writer):
         writer.write(head_for("gone", 80, "/", "POST", f"Content-Length: {1 << 30}"))
-        assert (await read_answer(reader))[0] == 502
+        status, fields, _ = await read_answer(reader)
+        assert (status, fields["connection"]) == (502, "close")
         with pytest.raises(ConnectionError):
             for _ in range(1 << 14):
                 writer.write(b"x" * 65536)

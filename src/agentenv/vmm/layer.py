@@ -1,0 +1,225 @@
+"""A delta of a guest's memory: the pages that a capture found changed, in two files.
+
+`memory` holds the pages one after the other in ascending order, so that writing it is a few large
+writes however scattered the pages are, and its length tells whether it is whole. `memory.map` says
+which pages they are, little-endian:
+
+    8 bytes   "AENVMAP" and a zero byte
+    u16       version, 1
+    u16       0
+    u32       bytes of a page
+    u64       pages of the guest's whole memory
+    u64       pages held
+    u64       number of runs
+    32 bytes  SHA-256 of the runs, preceded by the header above
+    runs      u32 first page, u32 number of pages; ascending, not touching each other
+
+The map is written last: a delta without one was never finished.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agentenv.errors import StoreCorrupt, StoreFault, StoreFull
+from agentenv.vmm.transfer import PAGE, Pages
+
+VERSION = 1
+
+_MAGIC = b"AENVMAP\0"
+_HEADER = struct.Struct("<8sHHIQQQ")
+_DIGEST = 32
+_RUN = 8
+
+
+def map_of(memory: Path) -> Path:
+    """The file that says which pages a delta holds."""
+    return memory.with_name(memory.name + ".map")
+
+
+def encode_map(pages: Pages, total: int) -> bytes:
+    """The map file of a delta that holds `pages` of a memory of `total` pages."""
+    runs = _runs_of(pages)
+    header = _HEADER.pack(_MAGIC, VERSION, 0, PAGE, total, len(pages), len(runs))
+    payload = runs.astype("<u4").tobytes()
+    return header + hashlib.sha256(header + payload).digest() + payload
+
+
+def decode_map(data: bytes) -> tuple[Pages, int]:
+    """The pages that a delta holds, and how many the whole memory has.
+
+    Raises:
+        ValueError: this is no such map, or it is damaged; says in which way.
+    """
+    start = _HEADER.size + _DIGEST
+    if len(data) < start or not data.startswith(_MAGIC):
+        raise ValueError("it is no map of memory pages")
+    _, version, _, page, total, held, count = _HEADER.unpack_from(data)
+    if version != VERSION or page != PAGE:
+        raise ValueError(f"it has version {version} and pages of {page} bytes, not {VERSION} and {PAGE}")
+    digest, payload = data[_HEADER.size : start], data[start:]
+    if len(payload) != count * _RUN:
+        raise ValueError(f"it has {len(payload)} bytes of runs, not {count * _RUN}")
+    if hashlib.sha256(data[: _HEADER.size] + payload).digest() != digest:
+        raise ValueError("its digest is not that of its content")
+    runs = np.frombuffer(payload, "<u4").reshape(-1, 2).astype(np.int64)
+    if not _consistent(runs, held, total):
+        raise ValueError("its runs contradict each other or its header")
+    return _pages_of(runs).astype(np.uint32), total
+
+
+def _runs_of(pages: Pages) -> npt.NDArray[np.int64]:
+    wide = pages.astype(np.int64)
+    starts = np.flatnonzero(np.diff(wide, prepend=-2) != 1)
+    return np.stack((wide[starts], np.diff(np.append(starts, len(wide)))), axis=1)
+
+
+def _consistent(runs: npt.NDArray[np.int64], held: int, total: int) -> bool:
+    firsts, counts = runs[:, 0], runs[:, 1]
+    ends = firsts + counts
+    return bool(
+        counts.sum() == held
+        and (counts > 0).all()
+        and (firsts[1:] >= ends[:-1]).all()
+        and (not len(runs) or ends[-1] <= total)
+    )
+
+
+def _pages_of(runs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    firsts, counts = runs[:, 0], runs[:, 1]
+    before = np.cumsum(counts) - counts
+    return np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
+
+
+class Source:
+    """A file of pages, open and mapped for reading. The mapping is only ever read through
+    `transfer`: touching it could end the process where the file is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+        self._mapping: mmap.mmap | None = None
+        self.address = 0
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.size = os.fstat(self.descriptor).st_size
+            if self.size:
+                self._mapping = mmap.mmap(self.descriptor, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
+                self.address = np.frombuffer(self._mapping, np.uint8).ctypes.data
+        except OSError as error:
+            self.close()
+            raise unreadable(path, error) from error
+
+    def close(self) -> None:
+        """Let the file go; repeatable."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Delta(Source):
+    """An open delta, checked by its map and length.
+
+    Raises:
+        StoreCorrupt: a file is missing, damaged or cut short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.pages, self.total = read_map(path)
+        super().__init__(path)
+        if self.size != len(self.pages) * PAGE:
+            self.close()
+            raise StoreCorrupt(
+                f"the memory layer {path} has {self.size} bytes, not the {len(self.pages) * PAGE} of its map"
+            )
+
+
+def read_map(memory: Path) -> tuple[Pages, int]:
+    """The pages of a delta, and of the whole memory.
+
+    Raises:
+        StoreCorrupt: the map is missing or damaged.
+    """
+    path = map_of(memory)
+    try:
+        return decode_map(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise StoreCorrupt(f"the memory map {path} cannot be used: {error}") from None
+
+
+def digest_of(*files: Path) -> str:
+    """`sha256:HEX` of the files' content, one after the other. A delta's is that of `memory`, then
+    `memory.map`. Blocking: about a second per GiB, with the interpreter lock released.
+
+    Raises:
+        StoreCorrupt: a file is missing. StoreFault: it cannot be read.
+    """
+    content = hashlib.sha256()
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: content)
+        except OSError as error:
+            raise unreadable(path, error) from error
+    return f"sha256:{content.hexdigest()}"
+
+
+@contextmanager
+def new_files() -> Iterator[Callable[[Path], int]]:
+    """Gives a function that makes a file, mode 0600, and returns its descriptor, closed at the end of
+    the block. When the block fails, none of the files is left, and the cause has a name.
+
+    Raises:
+        StoreFull: there is no space. StoreFault: they cannot be written, or were there before.
+    """
+    made: list[Path] = []
+    with ExitStack() as stack:
+
+        def make(path: Path) -> int:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise unwritable(path, error) from error
+            made.append(path)
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        try:
+            yield make
+        except BaseException as error:
+            for path in made:
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise unwritable(made[-1], error) from error
+            raise
+
+
+def unwritable(path: Path, error: OSError) -> StoreFault:
+    """The error for a file that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"no space for {path}", remedy="free space on its filesystem")
+    return StoreFault(f"{path} cannot be written: {error.strerror}")
+
+
+def unreadable(path: Path, error: OSError) -> StoreFault:
+    """The error for a file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return StoreCorrupt(f"{path} is missing")
+    if error.errno == errno.EIO:
+        return StoreCorrupt(f"{path} is damaged: {error.strerror}")
+    return StoreFault(f"{path} cannot be read: {error.strerror}")

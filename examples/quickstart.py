@@ -40,7 +40,7 @@ def main() -> None:
 
         # The server says when it listens, so that nothing has to be guessed or waited for.
         server = sandbox.commands.run(
-            "python3 -u -c \"import http.server as h; "
+            'python3 -u -c "import http.server as h; '
             "s = h.HTTPServer(('', 8080), h.SimpleHTTPRequestHandler); "
             "print('listening'); s.serve_forever()\"",
             background=True,

@@ -69,7 +69,8 @@ class Ledger:
     def entries(self, *, owner: str | None = None, kind: str | None = None) -> list[Entry]:
         """Entries in the order they were recorded, of one owner or kind if given."""
         rows = self._database.query(
-            "SELECT * FROM resources WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR kind = ?2) ORDER BY id",
+            "SELECT * FROM resources"
+            " WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR kind = ?2) ORDER BY id",
             (owner, kind),
         )
         return [

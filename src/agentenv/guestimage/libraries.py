@@ -28,12 +28,7 @@ def of(programs: Iterable[Path]) -> Libraries:
     Raises:
         HostFault: a library is missing on the host, or the program has no loader (it is static).
     """
-    loader: Path | None = None
-    files: dict[str, Path] = {}
-    for program in programs:
-        found_loader, found = parse(run(["ldd", program], package="libc-bin"))
-        loader = loader or found_loader
-        files |= found
+    loader, files = parse(run(["ldd", *programs], package="libc-bin"))
     if loader is None:
         raise HostFault(
             "the interpreter that runs aenv is linked statically, so it cannot be packed for guests",

@@ -50,6 +50,9 @@ LEFT_OUT = frozenset(
 )
 
 
+_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
+
+
 class Library:
     """A standard library: a directory of sources and one of extension modules."""
 
@@ -107,16 +110,19 @@ def imports(source: bytes, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _executed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every node but those below `if TYPE_CHECKING:`, which no interpreter gets to."""
-    waiting: list[ast.AST] = [tree]
+def _executed(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Every statement but those below `if TYPE_CHECKING:`, which no interpreter gets to."""
+    waiting = list(tree.body)
     while waiting:
         node = waiting.pop()
         yield node
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             waiting += node.orelse
-        else:
-            waiting += ast.iter_child_nodes(node)
+            continue
+        for part in _BLOCKS:
+            for inner in getattr(node, part, ()):
+                # handlers and cases are no statements, but hold some
+                waiting += [inner] if isinstance(inner, ast.stmt) else inner.body
 
 
 def _absolute(module: str | None, level: int, package: str) -> str:

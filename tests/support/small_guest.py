@@ -11,6 +11,7 @@ from pathlib import Path
 from agentenv import config
 from agentenv.config import Settings
 from agentenv.guestimage import build, cpio
+from agentenv.guestimage.modules import ModuleTree
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.vmm.machine import GuestFiles, MachineSpec, Nic
@@ -24,24 +25,38 @@ UID = 1_987_654_321
 
 _opened: list[Database] = []
 
-_INIT = f"""#!/bin/busybox sh
+_INIT = """#!/bin/busybox sh
 busybox mount -t proc proc /proc
 busybox mount -t devtmpfs dev /dev
-echo {READY}
+busybox mount -t sysfs sys /sys
+%s
+echo %s
 while read -r line; do eval "$line"; done
-""".encode()
+"""
+
+# With disks: `$root` is the root disk's device.
+_DISKS = """\
+for name in %s; do busybox insmod /$name.ko; done
+for disk in /sys/block/vd*; do
+  case $(busybox cat $disk/serial) in root) root=/dev/${disk##*/} ;; esac
+done
+"""
+_DRIVERS = ("virtio_mmio", "virtio_blk")
 
 
-def guest_files(directory: Path) -> GuestFiles:
-    """The files of such a guest, written to a directory."""
+def guest_files(directory: Path, *, disks: bool = False) -> GuestFiles:
+    """The files of such a guest, written to a directory; with `disks` it finds its root disk."""
     kernel = build.load(config.load()).kernel
     busybox = next(kernel.resolve().parent.parent.glob("busybox-*"))
+    modules = ModuleTree(kernel.resolve().parent / "modules").closure(_DRIVERS) if disks else []
+    early = _DISKS % " ".join(module.name for module in modules) if disks else ""
     entries = [
-        *(cpio.directory(name) for name in ("bin", "dev", "proc")),
+        *(cpio.directory(name) for name in ("bin", "dev", "proc", "sys")),
         cpio.file("bin/busybox", busybox.read_bytes(), 0o755),
         cpio.link("bin/sh", "busybox"),
         cpio.character_device("dev/console", 5, 1),
-        cpio.file("init", _INIT, 0o755),
+        cpio.file("init", (_INIT % (early, READY)).encode(), 0o755),
+        *(cpio.file(f"{module.name}.ko", module.data) for module in modules),
     ]
     initramfs, tools = directory / "initramfs", directory / "tools"
     initramfs.write_bytes(cpio.archive(entries))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+
+from agentenv.errors import Conflict
+
+
+class Incompatible(Conflict):
+    """A saved state that cannot be restored here: another hypervisor, processor, kernel or machine."""
+
+    code = "incompatible"
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,47 @@ class Exit:
     detail: str
 
 
+@dataclass(frozen=True)
+class MemoryImage:
+    """A guest's whole memory: a flat file, and deltas above it, oldest first (`agentenv.vmm.memory`)."""
+
+    base: Path
+    deltas: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a machine is restored from, besides its disk layers."""
+
+    device_state: Path
+    memory: MemoryImage
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a capture wrote.
+
+    `memory` holds `pages` pages: a delta, or the flat file of a booted machine. `disk` is the layer
+    sealed now. `image` and `layers` are the whole of it, bottom up, to restore from: they begin with
+    what the machine was launched with, go on with what earlier captures of it gave, and end with
+    `memory` and `disk`. Where files of an earlier capture are gone by now, `layers` has them anew, as
+    further files of this one, and `image` leaves them out. `seconds` are by phase.
+    """
+
+    device_state: Path
+    memory: Path
+    pages: int
+    disk: Layer
+    image: MemoryImage
+    layers: tuple[Layer, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def saved(self) -> SavedState:
+        """What to restore from, with a specification that has `layers`."""
+        return SavedState(self.device_state, self.image)
+
+
 class Machine(Protocol):
     """A machine that was launched or adopted. One owner at a time calls it."""
 
@@ -72,6 +121,39 @@ class Machine(Protocol):
 
     @property
     def exited(self) -> bool: ...
+
+    async def run(self) -> None:
+        """Let the vcpus run: after a restore, after `stop`, and after the hypervisor stopped them by
+        itself and the cause is gone. No effect on a machine that runs.
+
+        Raises:
+            Conflict: a final capture that still exists shares its files.
+            HostFault: the machine is gone.
+        """
+
+    async def stop(self) -> None:
+        """Stop the vcpus; returns when they and all disk requests rest. Repeatable.
+
+        Raises:
+            HostFault: the machine is gone.
+        """
+
+    async def capture(self, into: Path, *, final: bool) -> Capture:
+        """Write the state of a stopped machine to a directory: `state`, `memory` (with a map when it is
+        a delta) and `disk`. The machine stays stopped.
+
+        With `final` it is about to be ended, and `run` is refused from then on unless what was
+        captured is removed; without, the disk goes on in a new layer. `into` exists, is empty, and
+        should be on the filesystem of the machines' directory, or files are copied instead of linked.
+
+        Nothing is synced. On failure nothing of it is left in `into`, and a machine that has not died
+        of it can go on with `run`.
+
+        Raises:
+            Conflict: the machine runs. StoreFull, StoreFault: the files cannot be written.
+            StoreCorrupt: the flat memory file that the machine came from cannot be read any more.
+            HostFault: the machine is gone, or the hypervisor refused.
+        """
 
     async def wait(self) -> Exit:
         """Return when the process is gone, for whatever reason; any number of callers may wait."""
@@ -101,8 +183,29 @@ class Hypervisor(Protocol):
         On failure nothing of the launch is left.
         """
 
+    async def restore(
+        self, spec: MachineSpec, saved: SavedState, *, fingerprint: Mapping[str, str] | None = None
+    ) -> Machine:
+        """A machine with that state, whose vcpus do not run yet: `run` starts them.
+
+        `spec.layers` are the disk at the moment of the capture. The root disk may be larger than
+        there: the guest sees it grow. `fingerprint` is the one recorded with the capture.
+
+        On failure nothing of the launch is left.
+
+        Raises:
+            Incompatible: this host, hypervisor or specification is not the capture's.
+            StoreCorrupt: a file of it is damaged or missing.
+        """
+
+    async def fingerprint(self, spec: MachineSpec) -> dict[str, str]:
+        """All that must be the same where a capture of this machine is restored."""
+
     async def adopt(self, spec: MachineSpec) -> Machine | None:
-        """The machine of that specification if its process still runs, else None."""
+        """The machine of that specification if its process still runs, else None.
+
+        It runs from then on. A restored one that had not begun to run is ended instead.
+        """
 
     async def reap(self, keep: set[str]) -> list[str]:
         """End and release every recorded machine whose id is not in `keep`; returns their ids."""

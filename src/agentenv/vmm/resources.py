@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 from agentenv.errors import HostFault
 from agentenv.records.ledger import Entry, Ledger, host_boot_id
@@ -54,13 +55,24 @@ class Resources:
         """Make the groups of an entry."""
         self._cgroups.make(entry.name, limits)
 
-    def record_process(self, owner: str, token: str) -> Entry:
-        """A process about to be started with `token` in its environment."""
-        return self._record(owner, "process", token)
+    def record_process(self, owner: str, token: str, **detail: object) -> Entry:
+        """A process about to be started with `token` in its environment; `detail` is the caller's."""
+        return self._record(owner, "process", token, **detail)
 
     def started(self, entry: Entry, identity: Identity) -> Entry:
         """Add to the record which process it became."""
         return self._ledger.amend(entry, pid=identity.pid, start=identity.start)
+
+    def note(self, owner: str, **detail: object) -> None:
+        """Add to, or change, what is recorded with the owner's process."""
+        for entry in self.entries(owner):
+            if entry.kind == "process":
+                self._ledger.amend(entry, **detail)
+
+    def noted(self, owner: str) -> dict[str, Any]:
+        """What is recorded with the owner's process."""
+        details = [entry.detail for entry in self.entries(owner) if entry.kind == "process"]
+        return details[-1] if details else {}
 
     def process(self, owner: str) -> Process | None:
         """The owner's recorded process if it still runs."""

@@ -111,7 +111,7 @@ def test_a_layer_without_a_descriptor_is_an_error() -> None:
 def test_emulation_knows_the_clock_and_bounds_its_buffer() -> None:
     argv = command()
     assert values(argv, "-accel") == ["tcg,tb-size=48"]
-    assert values(argv, "-cpu") == ["max"]
+    assert values(argv, "-cpu") == ["max,erms=off,fsrm=off"]
     assert "tsc_early_khz=2445406 tsc=reliable" in values(argv, "-append")[0]
 
 

@@ -13,21 +13,27 @@ from agentenv.vmm.machine import MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
 from agentenv.vmm.qemu.launch import Site
+from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
 
 log = logging.getLogger(__name__)
 
 _ANSWER_LIMIT_S = 30.0
+# What a machine that was restored shows until it runs, and again when it is stopped later.
+_BEFORE_RUNNING = ("inmigrate", "paused", "prelaunch")
 _ENDING_LIMIT_S = 3.0  # a killed process closes its sockets some time before it is gone
 
 
 async def adopt(spec: MachineSpec, site: Site) -> QemuMachine | None:
     """The machine of that specification if its process still runs, else None.
 
-    A launch that was cut off after the process had started is finished: the vcpus begin to run.
+    Its vcpus run from then on: a boot that was cut off is finished, and a machine that was stopped to
+    be captured goes on. One that was restored and never ran is ended: nobody was told of it. Captures
+    that were not recorded as whole are to be removed before.
 
     Raises:
+        Conflict: it was captured to end, and the capture exists; `reap` ends it.
         HostFault: the process runs but cannot be controlled; `reap` ends it.
         OutcomeUnknown: it does not answer within half a minute.
     """
@@ -61,10 +67,28 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
             return None
         raise HostFault(f"process {process.pid} of machine {spec.id} cannot be adopted: {error}") from error
     status = (await qmp.execute("query-status"))["status"]
-    if status == "prelaunch":
-        await qmp.execute("cont")
+    lineage = await _lineage(spec, site, qmp)
+    if lineage.image and not lineage.ran and status in _BEFORE_RUNNING:
+        undo.close()
+        await site.resources.release_all(spec.id)
+        log.info("machine %s had been restored and never ran: ended", spec.id)
+        return None
+    machine = QemuMachine(spec, process, qmp, console, output, site.resources, {}, lineage)
+    undo.pop_all()
+    undo.callback(machine.detach)
+    if status != "running" or not lineage.ran:
+        await machine.run()
     log.info("machine %s adopted: process %d, %s", spec.id, process.pid, status)
-    return QemuMachine(spec, process, qmp, console, output, site.resources, {})
+    return machine
+
+
+async def _lineage(spec: MachineSpec, site: Site, qmp: Qmp) -> Lineage:
+    blocks = await qmp.execute("query-block")
+    top = next(block["inserted"]["node-name"] for block in blocks if "drive-root" in block["qdev"])
+    try:
+        return Lineage.noted(site.machine_dir(spec.id), spec, site.resources.noted(spec.id), top)
+    except (ValueError, OSError) as error:
+        raise HostFault(f"the disk of machine {spec.id} is not as it should be: {error}") from error
 
 
 async def _is_ending(process: Process) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError
 from agentenv.records.ledger import Ledger
 from agentenv.vmm.cgroup import Cgroups
-from agentenv.vmm.machine import MachineSpec
+from agentenv.vmm.machine import MachineSpec, SavedState
 from agentenv.vmm.qemu import version
 from agentenv.vmm.qemu.adopt import adopt
 from agentenv.vmm.qemu.command import Accelerator, Emulation
+from agentenv.vmm.qemu.fingerprint import fingerprint_of, require_same
 from agentenv.vmm.qemu.launch import Site, Trace, launch
 from agentenv.vmm.qemu.machine import QemuMachine
+from agentenv.vmm.qemu.restore import restore
 from agentenv.vmm.resources import Resources
 
 log = logging.getLogger(__name__)
@@ -53,12 +56,32 @@ class Qemu:
         roots = (settings.machines_dir, settings.runtime_dir / "machines")
         self._resources = Resources(ledger, self.cgroups, roots)
         self._checked: tuple[str, int] | None = None
+        self._version: version.Version | None = None
         if self.cgroups.missing:
             log.warning("machines run with %s", self.cgroups.missing)
 
     async def boot(self, spec: MachineSpec) -> QemuMachine:
         """Start a machine cold; see `agentenv.vmm.qemu.launch.launch` for what it raises."""
         return await launch(spec, await self._site())
+
+    async def restore(
+        self, spec: MachineSpec, saved: SavedState, *, fingerprint: Mapping[str, str] | None = None
+    ) -> QemuMachine:
+        """A machine with a saved state, whose vcpus do not run yet.
+
+        Raises:
+            Incompatible: `fingerprint`, that of the capture, is not this specification's here.
+            AenvError: see `agentenv.vmm.qemu.restore.restore`.
+        """
+        if fingerprint is not None:
+            require_same(fingerprint, await self.fingerprint(spec))
+        return await restore(spec, saved, await self._site())
+
+    async def fingerprint(self, spec: MachineSpec) -> dict[str, str]:
+        """All that must be the same where a capture of this machine is restored."""
+        await self._site()
+        assert self._version is not None
+        return await asyncio.to_thread(fingerprint_of, spec, self._emulation, self._version)
 
     async def adopt(self, spec: MachineSpec) -> QemuMachine | None:
         """The running machine of that specification, or None; see `agentenv.vmm.qemu.adopt.adopt`."""
@@ -89,8 +112,9 @@ class Qemu:
         path = version.locate(self._settings.qemu)
         seen = (path, Path(path).stat().st_mtime_ns)
         if seen != self._checked:
-            version.require(await version.ask(path), self._emulation.accelerator)
-            self._checked = seen
+            found = await version.ask(path)
+            version.require(found, self._emulation.accelerator)
+            self._checked, self._version = seen, found
         return self._plain_site(path)
 
     def _plain_site(self, program: str) -> Site:

@@ -12,22 +12,24 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from agentenv.config import Settings, hash_path
-from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, StoreFull
+from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, StoreCorrupt, StoreFull
 from agentenv.vmm import cgroup, namespace, process, sockets
 from agentenv.vmm.cgroup import Limits
 from agentenv.vmm.console import Console, SerialLog
-from agentenv.vmm.machine import MachineSpec
+from agentenv.vmm.machine import MachineSpec, SavedState
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Identity, Process
 from agentenv.vmm.qemu import faults, overlay
-from agentenv.vmm.qemu.command import Descriptors, Emulation, boot_command
+from agentenv.vmm.qemu.capture import SHARED_MODE
+from agentenv.vmm.qemu.command import Descriptors, Emulation, boot_command, restore_command, state_of
+from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
 from agentenv.vmm.resources import TOKEN, Resources
@@ -108,34 +110,55 @@ async def launch(spec: MachineSpec, site: Site) -> QemuMachine:
         CapacityExceeded, StoreFull: no room now.
         HostFault: anything else that the host or QEMU refused.
     """
+    async with launching(spec, site) as steps:
+        machine = await steps.start()
+        with steps.phase("run", "starting the vcpus"):
+            await machine.run()
+        return machine
+
+
+@asynccontextmanager
+async def launching(spec: MachineSpec, site: Site, saved: SavedState | None = None) -> AsyncIterator[Launch]:
+    """The steps of a launch, all of which are undone when the block fails."""
     undo = AsyncExitStack()
     try:
         with ExitStack() as handed:
-            machine = await _Launch(spec, site, handed, undo).run()
+            yield Launch(spec, site, saved, handed, undo)
     except BaseException:
         await settled(undo.aclose())
         raise
     undo.pop_all()
-    return machine
 
 
-class _Launch:
-    """One launch: what the steps share."""
+class Launch:
+    """One launch: what the steps share. With a saved state the process waits for it to be loaded."""
 
-    def __init__(self, spec: MachineSpec, site: Site, handed: ExitStack, undo: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        spec: MachineSpec,
+        site: Site,
+        saved: SavedState | None,
+        handed: ExitStack,
+        undo: AsyncExitStack,
+    ) -> None:
         self._spec = spec
         self._site = site
+        self._saved = saved
         self._handed = handed
         self._undo = undo
         self._steps = Steps(site.trace)
         self._groups: list[Path] = []
         self._directory = site.machine_dir(spec.id)
         self._sockets = site.socket_dir(spec.id)
+        self._lineage = Lineage(self._directory, spec.layers, image=saved.memory if saved else None)
+        self.state_uri = ""
+        self.phase = self._steps.phase
 
-    async def run(self) -> QemuMachine:
-        phase = self._steps.phase
+    async def start(self) -> QemuMachine:
+        """A machine whose process runs in its limits, and whose vcpus do not run."""
+        phase = self.phase
         with phase("check", "checking what the machine needs"):
-            check(self._spec, self._site)
+            check(self._spec, self._site, 0 if self._saved else self._spec.memory_mib)
         with phase("directories", "making the machine's directories"):
             self._make_directories()
         with phase("disks", "making the machine's disk and memory files"):
@@ -155,12 +178,9 @@ class _Launch:
                 await settled(_done(joining))
         with phase("join", "putting QEMU into its control groups"):
             joining.result()
-        machine = QemuMachine(
-            self._spec, running, qmp, console, output, self._site.resources, self._steps.seconds
-        )
+        resources, seconds = self._site.resources, self._steps.seconds
+        machine = QemuMachine(self._spec, running, qmp, console, output, resources, seconds, self._lineage)
         self._undo.callback(machine.detach)
-        with phase("run", "starting the vcpus"):
-            await qmp.execute("cont")
         return machine
 
     def _make_directories(self) -> None:
@@ -171,22 +191,20 @@ class _Launch:
             resources.make_directory(owner, path)
 
     def _open_files(self) -> Descriptors:
-        spec, guest = self._spec, self._spec.guest
-        disk, memory = self._directory / "disk.qcow2", self._directory / "memory"
+        spec, guest, saved = self._spec, self._spec.guest, self._saved
+        disk = self._lineage.disk
         writable = self._open(disk, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        overlay.write_empty(writable, spec.disk_mib * MIB)
-        ram = self._open(memory, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.ftruncate(ram, spec.memory_mib * MIB)
-        os.fchown(ram, spec.uid, spec.uid)  # QEMU opens it anew, by /proc/self/fd
+        overlay.write_empty(writable, disk_size(spec, as_saved=saved is not None))
         qmp = self._handed.enter_context(sockets.listen(self._sockets / "qmp"))
         console = self._handed.enter_context(sockets.listen(self._sockets / "console"))
         kvm = self._site.kvm_device
         return Descriptors(
-            kernel=self._open(guest.kernel),
-            initramfs=self._open(guest.initramfs),
+            memory=self._open_base(saved.memory.base) if saved else self._make_memory(),
+            kernel=None if saved else self._open(guest.kernel),
+            initramfs=None if saved else self._open(guest.initramfs),
+            state=self._open_saved(saved.device_state) if saved else None,
             tools=self._open(guest.tools),
-            memory=ram,
-            layers=tuple(self._open(layer.path) for layer in spec.layers),
+            layers=tuple(self._open_saved(layer.path) for layer in spec.layers),
             disk=(writable, self._open(disk)),
             tap=-1,
             qmp=qmp.fileno(),
@@ -194,10 +212,29 @@ class _Launch:
             kvm=self._open(kvm, os.O_RDWR) if kvm else None,
         )
 
+    def _make_memory(self) -> int:
+        spec = self._spec
+        ram = self._open(self._lineage.memory, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.ftruncate(ram, spec.memory_mib * MIB)
+        os.fchown(ram, spec.uid, spec.uid)  # QEMU opens it anew, by /proc/self/fd
+        return ram
+
+    def _open_base(self, path: Path) -> int:
+        base = self._open_saved(path)
+        if not os.fstat(base).st_mode & stat.S_IROTH:
+            os.fchmod(base, SHARED_MODE)
+        return base
+
     def _open(self, path: Path, flags: int = os.O_RDONLY) -> int:
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
         self._handed.callback(os.close, descriptor)
         return descriptor
+
+    def _open_saved(self, path: Path) -> int:
+        try:
+            return self._open(path)
+        except FileNotFoundError as error:
+            raise StoreCorrupt(f"{path} is missing") from error
 
     def _make_groups(self) -> None:
         resources, spec = self._site.resources, self._spec
@@ -215,9 +252,11 @@ class _Launch:
     async def _spawn(self, descriptors: Descriptors) -> tuple[Process, BoundedOutput]:
         spec, site = self._spec, self._site
         token = secrets.token_hex(16)
+        if self._saved:
+            self.state_uri = state_of(descriptors)
         output = BoundedOutput.create(f"stderr of {spec.id}")
         self._undo.callback(output.close)
-        entry = site.resources.record_process(spec.id, token)
+        entry = site.resources.record_process(spec.id, token, **self._lineage.detail())
         environment = {
             "AENV_HOME": str(site.settings.home),
             TOKEN: token,
@@ -228,7 +267,8 @@ class _Launch:
             tap = namespace.open_tap(spec.nic.tap)
             try:
                 given = _with_tap(descriptors, tap)
-                argv = [*unprivileged(spec.uid), *boot_command(site.program, spec, given, site.emulation)]
+                command = restore_command if self._saved else boot_command
+                argv = [*unprivileged(spec.uid), *command(site.program, spec, given, site.emulation)]
                 return process.spawn(argv, environment, given.all(), output.descriptor)
             finally:
                 os.close(tap)
@@ -267,8 +307,8 @@ class _Launch:
         return qmp, console
 
 
-def check(spec: MachineSpec, site: Site) -> None:
-    """Refuse, before anything is made, what cannot work.
+def check(spec: MachineSpec, site: Site, memory_file_mib: int) -> None:
+    """Refuse, before anything is made, what cannot work; `memory_file_mib` may go to a memory file.
 
     Raises:
         AenvError: see `launch`.
@@ -291,11 +331,18 @@ def check(spec: MachineSpec, site: Site) -> None:
         raise InvalidRequest(f"a disk of {spec.disk_mib} MiB is smaller than its image's {need} MiB")
     site.settings.machines_dir.mkdir(parents=True, exist_ok=True)
     free_mib = shutil.disk_usage(site.settings.machines_dir).free // MIB
-    if free_mib < spec.memory_mib + _SPARE_MIB:
+    if free_mib < memory_file_mib + _SPARE_MIB:
         raise StoreFull(
-            f"{free_mib} MiB are free for a machine whose memory file alone can take {spec.memory_mib} MiB",
+            f"{free_mib} MiB are free for a machine whose memory file alone can take {memory_file_mib} MiB",
             remedy=f"free space where {site.settings.machines_dir} is",
         )
+
+
+def disk_size(spec: MachineSpec, *, as_saved: bool) -> int:
+    """Bytes of the disk that a machine begins with: as large as asked, or as it was when it was saved."""
+    if as_saved and spec.layers:
+        return overlay.virtual_size(spec.layers[-1])
+    return spec.disk_mib * MIB
 
 
 def unprivileged(uid: int) -> list[str]:

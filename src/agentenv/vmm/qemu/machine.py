@@ -6,20 +6,27 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from agentenv.errors import HostFault
+from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.vmm.console import Console
-from agentenv.vmm.machine import Exit, MachineSpec
+from agentenv.vmm.machine import Capture, Exit, MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
+from agentenv.vmm.qemu import faults
+from agentenv.vmm.qemu.capture import capture
+from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.qmp import Qmp
 from agentenv.vmm.resources import Resources
+from agentenv.vmm.settle import settled
 
 log = logging.getLogger(__name__)
 
 # Socket data is there when the process is gone; this bounds the wait for the loop to read it.
 _LAST_WORDS_LIMIT_S = 5.0
 _END_LIMIT_S = 20.0
+_STOP_LIMIT_S = 60.0  # requests under way end first, on a busy disk
 
 _PANIC = re.compile(r"Kernel panic[^\r\n]*")
 _GUEST_CAUSES = ("guest-shutdown", "guest-reset", "guest-panic")
@@ -41,9 +48,11 @@ class QemuMachine:
         output: BoundedOutput,
         resources: Resources,
         phases: Mapping[str, float],
+        lineage: Lineage,
     ) -> None:
         self.spec = spec
         self.qmp = qmp
+        self.lineage = lineage
         self.phases = phases
         self._process = process
         self.console = console
@@ -66,6 +75,26 @@ class QemuMachine:
     def exited(self) -> bool:
         """Whether the process is known to be gone."""
         return self._process.exited
+
+    async def run(self) -> None:
+        """Let the vcpus run; see the protocol."""
+        if self.lineage.shared():
+            raise Conflict(
+                f"machine {self.spec.id} was captured to end: what it would write belongs to the capture",
+                remedy="remove the capture, or end the machine",
+            )
+        await self.qmp.execute("cont")
+        if not self.lineage.ran:
+            # After the fact: when the node dies between, the machine is seen to run.
+            self._pass_to(replace(self.lineage, ran=True))
+
+    async def stop(self) -> None:
+        """Stop the vcpus, and let disk requests come to rest."""
+        await self.qmp.execute("stop", timeout=_STOP_LIMIT_S)
+
+    async def capture(self, into: Path, *, final: bool) -> Capture:
+        """Write the state of the stopped machine to `into`; see the protocol. Goes on when cancelled."""
+        return await settled(self._capture(into, final))
 
     async def wait(self) -> Exit:
         """Return when the process is gone.
@@ -101,6 +130,25 @@ class QemuMachine:
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         """Call back with the name and data of each QMP event, from now on."""
         self.qmp.on_event(callback)
+
+    async def _capture(self, into: Path, final: bool) -> Capture:
+        try:
+            captured, lineage = await capture(self.spec, self.pid, self.qmp, self.lineage, into, final=final)
+        except OSError as error:
+            raise faults.of_system(error, f"capturing machine {self.spec.id}") from error
+        if lineage != self.lineage:
+            self._pass_to(lineage)
+        return captured
+
+    def _pass_to(self, lineage: Lineage) -> None:
+        self.lineage = lineage
+        if lineage.image is None and not lineage.sealed:
+            return  # all that a booted machine's note would say is known without it
+        try:
+            self._resources.note(self.spec.id, **lineage.detail())
+        except AenvError as error:
+            # It happened all the same; an adopted machine's next capture would only be larger.
+            log.warning("machine %s: what it consists of could not be noted: %s", self.spec.id, error)
 
     async def _end(self) -> None:
         if self._detached:

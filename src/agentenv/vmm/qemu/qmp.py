@@ -21,6 +21,7 @@ from agentenv.vmm import sockets
 log = logging.getLogger(__name__)
 
 EventCallback = Callable[[str, dict[str, object]], None]
+Accept = Callable[[dict[str, Any]], bool]
 
 _LINE_LIMIT = 8 << 20  # a guest that took over its hypervisor must not fill the node's memory
 
@@ -56,6 +57,7 @@ class Qmp:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._callbacks: list[EventCallback] = []
+        self._expected: list[tuple[str, Accept, asyncio.Future[dict[str, Any]]]] = []
         self._sending = asyncio.Lock()
         self._greeting: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -136,6 +138,16 @@ class Qmp:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even where the wait for it was given up
 
+    def expect(self, name: str, accept: Accept) -> asyncio.Future[dict[str, Any]]:
+        """The data of the next event of that name that is accepted. To be called before the command that
+        brings it about; fails with `QmpBroken` or `QmpClosed` when the connection ends first."""
+        coming: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        if self._end is not None:
+            coming.set_exception(type(self._end)(f"{name}: {self._end.message}"))
+        else:
+            self._expected.append((name, accept, coming))
+        return coming
+
     async def wait_closed(self) -> None:
         """Return when the connection has ended; all events before that have been delivered."""
         await asyncio.shield(self._ended)
@@ -210,6 +222,7 @@ class Qmp:
             for callback in self._callbacks:
                 # Through the loop, so that a callback that fails harms neither the others nor this.
                 self._loop.call_soon(callback, message["event"], message.get("data", {}))
+            self._meet(message["event"], message.get("data", {}))
         elif "QMP" in message and not self._greeting.done():
             self._greeting.set_result(message["QMP"])
         elif message.get("id") in self._waiting:
@@ -222,6 +235,17 @@ class Qmp:
             else:
                 answer.set_result(message.get("return"))
 
+    def _meet(self, name: str, data: dict[str, Any]) -> None:
+        left = []
+        for expected, accept, coming in self._expected:
+            if coming.done():
+                continue
+            if expected == name and accept(data):
+                coming.set_result(data)
+            else:
+                left.append((expected, accept, coming))
+        self._expected = left
+
     def _finish(self, kind: type[QmpClosed] | type[QmpBroken], reason: str) -> None:
         if self._end is not None:
             return
@@ -233,6 +257,11 @@ class Qmp:
             if not answer.done():
                 answer.set_exception(kind(f"{command}: {reason}"))
         self._waiting.clear()
+        for name, _, coming in self._expected:
+            if not coming.done():
+                coming.set_exception(kind(f"{name}: {reason}"))
+                coming.exception()  # seen, even where nobody waits for it any more
+        self._expected.clear()
         if not self._greeting.done():
             self._greeting.set_exception(kind(reason))
             self._greeting.exception()  # seen; `connect` raises it where it waits

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -30,6 +30,10 @@ _MIB = 1 << 20
 _LEAST_DISK = 2 * _GIB
 _GOOD_DISK = 8 * _GIB
 _GOOD_MEMORY = 2 * _GIB
+
+Check = Callable[[], Capability]
+
+SYSTEM_PATH = ":/usr/sbin:/sbin"  # which a user's own path may lack
 
 # Program → package, and what it is for.
 PROGRAMS = {
@@ -73,7 +77,7 @@ def programs() -> list[Capability]:
     found = []
     for required, table in ((True, PROGRAMS), (False, OPTIONAL_PROGRAMS)):
         for name, (package, why) in table.items():
-            path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+            path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}{SYSTEM_PATH}")
             status: Status = "ok" if path else "missing"
             remedy = "" if path else f"apt install {package}"
             found.append(Capability(name, status, required, path or "not installed", why, remedy))
@@ -110,7 +114,7 @@ with netlink.Rtnetlink() as link:
 def namespaces() -> Capability:
     """Network namespaces."""
     why = "each sandbox has a network of its own"
-    trouble = _complaint(["unshare", "--net", "true"])
+    trouble = complaint(["unshare", "--net", "true"])
     if trouble is not None:
         remedy = "run as root on a host, or in a container, that may make namespaces (CAP_SYS_ADMIN)"
         return Capability("network namespaces", "missing", True, trouble, why, remedy)
@@ -120,7 +124,7 @@ def namespaces() -> Capability:
 def veth() -> Capability:
     """Pairs of linked network devices."""
     why = "a veth pair leads from a sandbox's network to the host"
-    trouble = _complaint(["unshare", "--net", sys.executable, "-c", _VETH])
+    trouble = complaint(["unshare", "--net", sys.executable, "-c", _VETH])
     if trouble is not None:
         return Capability("veth", "missing", True, trouble, why, "modprobe veth")
     return Capability("veth", "ok", True, "a pair was made", why, "")
@@ -139,7 +143,7 @@ table ip aenv {
 def nftables() -> Capability:
     """Packet rules and address translation."""
     why = "it translates sandboxes' addresses and keeps them to their rules"
-    trouble = _complaint(["unshare", "--net", "nft", "-f", "-"], _RULES)
+    trouble = complaint(["unshare", "--net", "nft", "-f", "-"], _RULES)
     if trouble is not None:
         remedy = "apt install nftables; modprobe -a nf_tables nft_chain_nat nft_masq nft_ct"
         return Capability("nftables", "missing", True, trouble, why, remedy)
@@ -249,7 +253,7 @@ def _two_files(settings: Settings) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield first, second
 
 
-def _complaint(argv: list[str], stdin: str = "") -> str | None:
+def complaint(argv: list[str], stdin: str = "") -> str | None:
     """What a command that failed complained of; None when it succeeded."""
     try:
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=30, check=False)

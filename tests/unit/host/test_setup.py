@@ -1,0 +1,60 @@
+"""Directories, and what setup tells as it goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentenv.config import Settings
+from agentenv.errors import HostFault
+from agentenv.guestimage.steps import Report
+from agentenv.host.setup import describe, directories, make_directories
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "deep/home")
+
+
+def test_directories_are_made_with_their_modes_whatever_the_umask(settings: Settings) -> None:
+    old = os.umask(0o077)
+    try:
+        made = make_directories(settings)
+    finally:
+        os.umask(old)
+    assert made == [str(path) for path in directories(settings)]
+    for path, mode in directories(settings).items():
+        assert path.stat().st_mode & 0o7777 == mode
+
+
+def test_a_second_time_nothing_changes(settings: Settings) -> None:
+    make_directories(settings)
+    assert make_directories(settings) == []
+
+
+def test_a_wrong_mode_is_mended(settings: Settings) -> None:
+    make_directories(settings)
+    settings.images_dir.chmod(0o777)
+    assert make_directories(settings) == [str(settings.images_dir)]
+
+
+def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostFault, match="cannot make"):
+        make_directories(Settings(home=tmp_path / "file/home"))
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        (Report("kernel", "begun"), "looking for the guest kernel"),
+        (Report("tools", "begun"), ""),
+        (Report("tools", "done", 3.25, "47 MB"), "tools: 47 MB (3.2 s)"),
+        (Report("tools", "unchanged", 0.0, "47 MB"), "tools: unchanged (47 MB)"),
+        (Report("tools", "failed", 1.0, "no space"), "tools: failed"),
+    ],
+)
+def test_reports_are_told_in_words(report: Report, line: str) -> None:
+    assert describe(report) == line

@@ -45,6 +45,26 @@ CREATE TABLE sandboxes (
 );
 CREATE INDEX sandboxes_started ON sandboxes (started_at DESC, id);
 
+CREATE TABLE snapshots (
+    id         TEXT PRIMARY KEY,
+    kind       TEXT NOT NULL,
+    parent     TEXT,
+    sandbox    TEXT,            -- the one it was taken of
+    build_id   TEXT NOT NULL,   -- of the template it descends from
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    deleted_at REAL,            -- its layers may still be in use by others
+    document   TEXT NOT NULL    -- JSON, see snapshot/records.py
+);
+CREATE INDEX snapshots_sandbox ON snapshots (sandbox);
+CREATE INDEX snapshots_build ON snapshots (build_id);
+
+CREATE TABLE snapshot_names (
+    name     TEXT PRIMARY KEY,  -- with its tag
+    snapshot TEXT NOT NULL REFERENCES snapshots (id) ON DELETE CASCADE
+);
+CREATE INDEX snapshot_names_snapshot ON snapshot_names (snapshot);
+
 CREATE TABLE idempotency (
     key        TEXT PRIMARY KEY,
     request    TEXT NOT NULL,   -- digest of the request body

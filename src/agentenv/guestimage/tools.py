@@ -70,7 +70,7 @@ def fill(tree: Path, busybox: Path) -> None:
     modules = python.library.closure(sources)
     stdlib = tree / "lib" / f"python{python.version}"
     for name, path in modules.items():
-        _add_module(stdlib, name, path)
+        add_module(stdlib, name, path)
     root = sources[0].parent
     for path in sources:
         compile_to(path, stdlib / "agentenv" / path.relative_to(root), f"agentenv/{path.relative_to(root)}")
@@ -84,7 +84,8 @@ def fill(tree: Path, busybox: Path) -> None:
     _copy(busybox, tree / "bin/busybox", 0o755)
 
 
-def _add_module(stdlib: Path, name: str, path: Path) -> None:
+def add_module(stdlib: Path, name: str, path: Path) -> None:
+    """Put one module of the standard library into the drive's directory of them."""
     if path.suffix == ".so":
         _copy(path, stdlib / "lib-dynload" / path.name, 0o755)
     else:

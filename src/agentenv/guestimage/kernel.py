@@ -12,7 +12,7 @@ from agentenv.guestimage import apt, bzimage
 
 # Meta packages, best first: Debian's kernel for clouds, then what Ubuntu calls virtual. Each
 # depends on the package of one release, whose modules Ubuntu keeps in a package of their own.
-META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-kvm", "linux-image-virtual")
+META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual")
 _RELEASE_PACKAGE = re.compile(r"linux-(?:image|modules)-(?:unsigned-)?\d.*")
 
 

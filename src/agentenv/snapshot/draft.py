@@ -1,4 +1,4 @@
-"""A snapshot in the making: a directory of its own, not yet under its name."""
+"""A snapshot in the making: a directory of its own that no record names yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from agentenv.records.ledger import Entry
 from agentenv.snapshot.records import ROOT, DiskLayer, MemoryDelta, StoredFile
 from agentenv.vmm.layer import map_of, unwritable
 
-UNFINISHED = ".new"
-
 
 @dataclass(frozen=True)
 class Draft:
-    """The directory `path` is filled with `state`, `memory` (with `memory.map` for a delta) and `disk`;
-    what was put there is then told as the record will have it."""
+    """The directory `path` is filled with `state`, `memory` (with `memory.map` for a delta) and `disk`,
+    by a machine's capture or by hand; what was put there is then told as the record will have it."""
 
     id: str
     path: Path
@@ -49,9 +47,9 @@ class Draft:
         self._file(map_of(Path("memory")).name)
         return MemoryDelta(*self._file("memory"))
 
-    def disk(self) -> DiskLayer:
-        """The sealed qcow2 layer."""
-        return DiskLayer(*self._file("disk"))
+    def disk(self, name: str = "disk") -> DiskLayer:
+        """A sealed qcow2 layer."""
+        return DiskLayer(*self._file(name))
 
     def _file(self, name: str) -> tuple[str, int]:
         try:

@@ -1,4 +1,4 @@
-"""Directories of snapshots on the filesystem: synced, renamed, removed. All functions block."""
+"""Directories of snapshots on the filesystem: synced, measured, removed. All functions block."""
 
 from __future__ import annotations
 
@@ -31,18 +31,6 @@ def sync(paths: Iterable[Path]) -> None:
 def whole(directory: Path) -> list[Path]:
     """The files of a directory, and then itself, in the order to sync them."""
     return [*sorted(directory.iterdir()), directory]
-
-
-def rename(path: Path, target: Path) -> None:
-    """Give a directory its name.
-
-    Raises:
-        StoreFault: it cannot be had.
-    """
-    try:
-        path.rename(target)
-    except OSError as error:
-        raise unwritable(target, error) from error
 
 
 def remove(path: Path) -> None:

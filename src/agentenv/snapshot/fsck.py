@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import StoreFault
-from agentenv.snapshot.draft import UNFINISHED
 from agentenv.snapshot.records import ROOT, MemoryDelta, Snapshot, StoredFile
 from agentenv.vmm.layer import digest_of, read_map
 from agentenv.vmm.transfer import PAGE
@@ -67,5 +66,5 @@ def stray(home: Path, known: Collection[str]) -> Iterator[Problem]:
     if not root.is_dir():
         return
     for path in sorted(root.iterdir()):
-        if path.name.removesuffix(UNFINISHED) not in known:
+        if path.name not in known:
             yield Problem(f"{ROOT}/{path.name}", "belongs to no snapshot")

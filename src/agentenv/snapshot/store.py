@@ -17,18 +17,20 @@ from typing import TypeVar
 from agentenv.errors import InvalidRequest, NotFound, StoreCorrupt, StoreFault
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.snapshot import collection, files, lineage, listing
+from agentenv.snapshot import collection, files, lineage, listing, machine
 from agentenv.snapshot.collection import Garbage
-from agentenv.snapshot.draft import UNFINISHED, Draft
+from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.folding import fold_into
 from agentenv.snapshot.fsck import Problem, examine, file_problem, stray
 from agentenv.snapshot.holds import Hold, Holds
 from agentenv.snapshot.lineage import Branch, Lineage
 from agentenv.snapshot.listing import Page, Query
+from agentenv.snapshot.machine import Contents
 from agentenv.snapshot.names import canonical
 from agentenv.snapshot.records import ROOT, Memory, Snapshot, StoredFile, new_snapshot_id
 from agentenv.snapshot.table import Table
 from agentenv.vmm.layer import digest_of, unwritable
+from agentenv.vmm.machine import Capture, Layer, SavedState
 from agentenv.vmm.settle import settled
 
 KIND = "snapshot"
@@ -49,13 +51,15 @@ class Snapshots:
     # Making
 
     def begin(self, owner: str) -> Draft:
-        """A draft with a new id and an empty directory; `owner` is the sandbox or template it is of.
+        """A draft with a new id and an empty directory; `owner` is the sandbox or template it is of. The
+        directory has its lasting name, as a machine remembers where its captures went; what makes it a
+        snapshot is the record.
 
         Raises:
             StoreFull, StoreFault: the directory cannot be made.
         """
         snapshot_id = new_snapshot_id()
-        path = self._root / f"{snapshot_id}{UNFINISHED}"
+        path = self._root / snapshot_id
         entry = self._ledger.record(owner, KIND, snapshot_id)
         try:
             self._root.mkdir(mode=0o700, exist_ok=True)
@@ -76,14 +80,10 @@ class Snapshots:
         return await settled(self._publish(draft, replace(record, id=draft.id, durable=durable)))
 
     async def _publish(self, draft: Draft, record: Snapshot) -> Snapshot:
-        place = self._root / draft.id
         try:
             if record.durable:
-                below = self._unsynced(record)
-                await asyncio.to_thread(lambda: files.sync([*below, *files.whole(draft.path)]))
-            files.rename(draft.path, place)
-            if record.durable:
-                await asyncio.to_thread(files.sync, [self._root])
+                paths = [*self._unsynced(record), *files.whole(draft.path), self._root]
+                await asyncio.to_thread(files.sync, paths)
             self._table.insert(record, draft.entry.id)
         except BaseException:
             await self._clear(draft.entry)
@@ -113,8 +113,7 @@ class Snapshots:
 
     async def _clear(self, entry: Entry) -> None:
         if self._table.get(entry.name) is None:
-            for path in (self._root / entry.name, self._root / f"{entry.name}{UNFINISHED}"):
-                await asyncio.to_thread(files.remove, path)
+            await asyncio.to_thread(files.remove, self._root / entry.name)
         self._ledger.strike(entry)
 
     async def reap(self) -> tuple[str, ...]:
@@ -242,15 +241,22 @@ class Snapshots:
         """Where a file of a record is."""
         return self._home / file.path
 
-    def stored(self, path: Path) -> str:
-        """The name that a record has for a file below the data directory.
+    def describe(self, capture: Capture, parent: Snapshot | None = None) -> Contents:
+        """What a record says of a machine's capture into a draft; digests that the parent's record has
+        are taken over.
 
         Raises:
-            StoreFault: it lies elsewhere.
+            StoreCorrupt: a file is missing. StoreFault: one lies outside of the data directory.
         """
-        if not path.is_relative_to(self._home):
-            raise StoreFault(f"{path} does not lie in the data directory {self._home}")
-        return str(path.relative_to(self._home))
+        return machine.describe(self._home, capture, parent)
+
+    def saved(self, record: Snapshot) -> SavedState | None:
+        """What a machine is restored from, besides `layers`; None for a snapshot of the disk alone."""
+        return machine.saved(self._home, record)
+
+    def layers(self, record: Snapshot) -> tuple[Layer, ...]:
+        """A snapshot's disk layers, bottom up."""
+        return machine.layers(self._home, record)
 
     def require_files(self, record: Snapshot) -> None:
         """Check that all files of a snapshot are there with their lengths: before each use.
@@ -313,7 +319,7 @@ class Snapshots:
 
     def users_of(self, path: Path) -> tuple[str, ...]:
         """The snapshots that need a file below the data directory, such as a template's image."""
-        return collection.users(self._table.all(), self.stored(path))
+        return collection.users(self._table.all(), machine.stored(self._home, path))
 
     def check(self, *, digests: bool = False) -> tuple[Problem, ...]:
         """Records against files: what is missing, of another length or content, or nobody's. Blocking;

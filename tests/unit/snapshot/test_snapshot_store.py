@@ -18,6 +18,7 @@ from agentenv.records.ledger import Ledger
 from agentenv.snapshot import files
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.layer import digest_of
+from agentenv.vmm.machine import Capture, Layer, MemoryImage, SavedState
 from agentenv.vmm.transfer import PAGE
 from support.snapshots import PAGES, add, fill, names_below, record_of
 
@@ -72,9 +73,39 @@ async def test_sizes_are_those_of_the_files(store: Snapshots, home: Path) -> Non
     assert {store.path(file) for file in child.own_files()} == {
         home / "snapshots" / child.id / name for name in ("state", "memory", "disk")
     }
-    assert store.stored(store.path(made.disk[0])) == "images/base.ext4"
     with pytest.raises(StoreFault):
-        store.stored(Path("/etc/passwd"))
+        store.users_of(Path("/etc/passwd"))
+
+
+async def test_a_capture_becomes_a_record_and_what_a_machine_is_restored_from(
+    store: Snapshots, home: Path
+) -> None:
+    parent = await store.take_digests((await add(store)).id)
+    saved = store.saved(parent)
+    assert saved is not None
+    draft = store.begin("i1")
+    fill(draft, flat=False, page=2)
+    image = MemoryImage(saved.memory.base, (draft.path / "memory",))
+    layers = (*store.layers(parent), Layer(draft.path / "disk", "qcow2"))
+    capture = Capture(draft.path / "state", draft.path / "memory", 1, layers[-1], image, layers)
+    contents = store.describe(capture, parent)
+    expected = record_of(draft, parent)
+    assert (contents.disk, contents.memory, contents.state) == (
+        expected.disk,
+        expected.memory,
+        expected.state,
+    )
+    assert contents.memory.base.digest is not None
+    made = await store.publish(draft, expected)
+    assert store.layers(made) == layers
+    assert store.saved(made) == SavedState(capture.device_state, image)
+    assert store.saved(replace(made, memory=None)) is None
+    elsewhere = replace(capture, device_state=Path("/nowhere/state"))
+    with pytest.raises(StoreFault, match="data directory"):
+        store.describe(elsewhere)
+    (draft.path / "memory").unlink()
+    with pytest.raises(StoreCorrupt, match="missing"):
+        store.describe(capture)
 
 
 async def test_a_draft_that_is_given_up_leaves_nothing(
@@ -223,7 +254,7 @@ async def test_a_durable_snapshot_syncs_the_ones_below(
     assert synced == []
     firm = await add(store, soft, durable=True)
     names = {str(path.relative_to(home / "snapshots")) for path in synced}
-    assert {f"{soft.id}/memory", f"{soft.id}/disk", soft.id, f"{firm.id}.new/memory.map", "."} <= names
+    assert {f"{soft.id}/memory", f"{soft.id}/disk", soft.id, f"{firm.id}/memory.map", "."} <= names
     synced.clear()
     await add(store, firm, durable=True)
     assert not any(firm.id in str(path) for path in synced)
@@ -344,8 +375,7 @@ STEPS = [
     ("pathlib:Path.mkdir", "after", 2, False),
     ("support.snapshots:fill", "after", 1, False),
     ("agentenv.snapshot.files:sync", "after", 1, False),
-    ("agentenv.snapshot.files:rename", "after", 1, False),
-    ("agentenv.snapshot.files:sync", "after", 2, False),
+    ("os:fsync", "before", 3, False),
     ("agentenv.snapshot.table:_refuse_template", "before", 1, False),
     ("agentenv.snapshot.table:Table.insert", "after", 1, True),
     ("agentenv.records.database:Database.sync", "after", 1, True),

@@ -260,6 +260,24 @@ def test_a_service_is_reached_by_headers_and_by_host(
     assert named.text.strip() == sandbox.commands.run("cat /etc/hostname").stdout.strip()
 
 
+@pytest.mark.parametrize(("port", "address"), [(8125, "127.0.0.1"), (8126, "::1")])
+def test_a_service_on_the_loopback_address_alone_is_reached(
+    sandbox: Sandbox, node: RunningNode, port: int, address: str
+) -> None:
+    command = sandbox.commands.run(
+        f"exec python3 -m http.server {port} --bind {address}", background=True, timeout=0, cwd="/etc"
+    )
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
+    deadline = time.monotonic() + 60
+    while (answer := httpx.get(f"{node.url}/hostname", headers=headers, trust_env=False)).status_code == 502:
+        assert time.monotonic() < deadline, answer.text
+    assert answer.status_code == 200
+    assert answer.text.strip() == sandbox.commands.run("cat /etc/hostname").stdout.strip()
+    command.kill()
+    while httpx.get(node.url, headers=headers, trust_env=False).status_code != 502:
+        assert time.monotonic() < deadline, "it is reached after its end"
+
+
 def test_closed_ports_and_unknown_sandboxes(sandbox: Sandbox, node: RunningNode) -> None:
     closed = httpx.get(
         node.url, headers={"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8124"}, trust_env=False
@@ -279,7 +297,7 @@ def test_closed_ports_and_unknown_sandboxes(sandbox: Sandbox, node: RunningNode)
 
 def test_internal_calls_are_not_reachable_from_outside(sandbox: Sandbox, node: RunningNode) -> None:
     headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
-    for path in ("/init", "//init", "/%69nit", "/./init", "/freeze"):
+    for path in ("/init", "//init", "/%69nit", "/./init", "/forward", "/freeze"):
         answer = httpx.post(f"{node.url}{path}", headers=headers, json={}, trust_env=False)
         assert answer.status_code == 404, path
 

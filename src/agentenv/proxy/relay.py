@@ -12,13 +12,14 @@ from typing import Protocol
 
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
+from agentenv.proxy.dial import dial
 from agentenv.proxy.directory import Route
 from agentenv.proxy.exchange import Client
 from agentenv.proxy.forward import answer_to_client, request_to_guest
 from agentenv.proxy.framing import Body, Malformed, UntilClose
 from agentenv.proxy.head import END, HEAD_LIMIT, AnswerHead, RequestHead, answer_body, parse_answer
 from agentenv.proxy.routing import AGENT_PORT, Target
-from agentenv.proxy.upstream import DIAL_PAUSES_S, Key, Pool, Upstream, connect, idle_time, worth_a_retry
+from agentenv.proxy.upstream import Key, Pool, Upstream, idle_time
 
 _SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 HELD_LIMIT = 64 * 1024  # bytes of a body that are taken before there is a connection for them
@@ -152,20 +153,11 @@ class Relay:
         self._dialing = self._loop.create_task(self._dialled())
 
     async def _dialled(self) -> None:
-        for pause in (*DIAL_PAUSES_S, None):
-            try:
-                upstream = await connect(self.route, self._key.port)
-            except OSError as error:
-                if pause is None or not worth_a_retry(error):
-                    break
-            else:
-                self._dialing = None
-                self._attach(upstream)
-                return
-            await asyncio.sleep(pause)  # nothing tells when a guest's server will listen
-            if not self._relays.current(self.route):
-                break
+        upstream = await dial(self.route, self._key.port, self._relays.current)
         self._dialing = None
+        if upstream is not None:
+            self._attach(upstream)
+            return
         sandbox_id, port = self.route.sandbox_id, self._key.port
         current = self._relays.current(self.route)
         self._fail(answers.port_closed(sandbox_id, port) if current else answers.not_found(sandbox_id))

@@ -15,14 +15,16 @@ from agentenv.errors import InvalidRequest
 from agentenv.proxy.head import HEADER_PAIRS, RequestHead
 
 AGENT_PORT = 49983
-INTERNAL_PATHS = frozenset({b"init", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"})
+INTERNAL_PATHS = frozenset(
+    {b"init", b"forward", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"}
+)
 
 _LABEL = re.compile(rb"([0-9]+)-([0-9a-z][0-9a-z-]*)")
 _SANDBOX = re.compile(rb"[\x21-\x7e]{1,128}")
 _PORT = re.compile(rb"[0-9]{1,5}")
 _ROUTING = frozenset(name for pair in HEADER_PAIRS for name in pair)
 # A path without any of these cannot be an internal one, however it is read.
-_SUSPECT = re.compile(rb"init|freeze|collapse|fsthaw|upgrade|%", re.IGNORECASE)
+_SUSPECT = re.compile(rb"init|forward|freeze|collapse|fsthaw|upgrade|%", re.IGNORECASE)
 _OPERATIONS = {b"GET": "read", b"HEAD": "read", b"POST": "write"}
 
 

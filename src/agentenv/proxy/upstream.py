@@ -1,23 +1,15 @@
-"""Connections to guests: dialled, kept for the next request, never shared between generations."""
+"""Connections to guests: used, kept for the next request, never shared between generations."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import re
 import select
 import socket
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
-from agentenv.proxy.directory import Route
 from agentenv.proxy.routing import AGENT_PORT
-
-CONNECT_TIMEOUT_S = 5.0
-# A guest's server may be starting when its port is first asked for. A port that stays closed is
-# known to be so after the sum, 0.75 s.
-DIAL_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
-_RETRIED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET})
 
 AGENT_IDLE_S = 60.0  # the agent keeps idle connections for longer than this
 GUEST_IDLE_S = 1.5  # servers of all kinds: the most impatient common ones close after 2 s
@@ -166,21 +158,3 @@ def idle_time(port: int, hint: bytes | None) -> float:
     longest = AGENT_IDLE_S if port == AGENT_PORT else GUEST_IDLE_S
     match = _KEEP_ALIVE_TIMEOUT.search(hint) if hint else None
     return min(longest, int(match[1]) - 1.0) if match else longest
-
-
-def worth_a_retry(error: OSError) -> bool:
-    """Whether a failed connect may succeed a moment later."""
-    return error.errno in _RETRIED
-
-
-async def connect(route: Route, port: int) -> Upstream:
-    """Open a connection to a port of a sandbox. Nothing is sent.
-
-    Raises:
-        OSError: refused or unreachable; TimeoutError, which is one, after `CONNECT_TIMEOUT_S`.
-    """
-    key = Key(route.sandbox_id, route.generation, port)
-    async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        loop = asyncio.get_running_loop()
-        _, upstream = await loop.create_connection(lambda: Upstream(key), route.address, port)
-    return upstream

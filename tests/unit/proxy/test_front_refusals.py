@@ -56,17 +56,23 @@ async def test_a_closed_port(node: Node) -> None:
             }
 
 
-async def test_a_port_that_opens_a_moment_later_is_reached(node: Node) -> None:
+async def test_a_port_that_opens_a_moment_later_is_reached(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.proxy.dial.PAUSES_S", (0.05,) * 400)
     node.sandboxes.add("abc")
     port = closed_port()
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", port))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         await node.guest(ok, port)
         assert (await read_answer(reader))[0] == 200
 
 
-async def test_a_sandbox_that_ends_while_its_port_is_tried(node: Node) -> None:
+async def test_a_sandbox_that_ends_while_its_port_is_tried(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.proxy.dial.PAUSES_S", (0.05,) * 400)
     node.sandboxes.add("abc")
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", closed_port()))

@@ -123,6 +123,8 @@ def test_a_signature_signs_reads_and_writes_only(method: str) -> None:
         "/%20init",
         "/init%3fx",
         "/\\init",
+        "/forward",
+        "/%46orward",
         "/freeze",
         "/unfreeze",
         "/collapse",
@@ -136,7 +138,18 @@ def test_internal_paths_are_known_in_any_writing(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/health", "/initx", "/files", "/x/init", "/init/../files", "/process.Process/Start", "*"]
+    "path",
+    [
+        "/",
+        "/health",
+        "/initx",
+        "/forwarded",
+        "/files",
+        "/x/init",
+        "/init/../files",
+        "/process.Process/Start",
+        "*",
+    ],
 )
 def test_other_paths_are_not_internal(path: str) -> None:
     assert not is_internal(path.encode())

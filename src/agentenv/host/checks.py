@@ -46,6 +46,7 @@ PROGRAMS = {
 OPTIONAL_PROGRAMS = {
     "mmdebstrap": ("mmdebstrap", "builds templates from debootstrap:SUITE, such as base"),
     "apt-get": ("apt", "fetches the guest's kernel, unless AENV_KERNEL names one"),
+    "busybox": ("busybox-static", "starts guests; setup fetches its package where it is not installed"),
     "zstd": ("zstd", "reads kernel modules and image layers compressed with it (Ubuntu's are)"),
 }
 

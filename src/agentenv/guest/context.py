@@ -13,6 +13,8 @@ from agentenv.guest.lean import compare_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agentenv.guest.http import Request
     from agentenv.guest.users import User
 
@@ -30,6 +32,8 @@ class Context:
         default_user: the account of requests that name none.
         default_workdir: where their processes start; None for the account's home.
         gateway: the only address from which `/init` is accepted.
+        catch_ups: called before a request is handled, by those who have to know by then what
+            happened before it.
     """
 
     def __init__(self, gateway: str = GATEWAY, default_user: str = "root") -> None:
@@ -39,6 +43,7 @@ class Context:
         self.default_workdir: str | None = None
         self.gateway = gateway
         self.lifecycle: str | None = None
+        self.catch_ups: list[Callable[[], None]] = []
 
     def token_ok(self, request: Request) -> bool:
         """Whether the request carries the access token (or none is needed)."""

@@ -92,13 +92,15 @@ async def serve(options: Options) -> None:
 
 
 def gate_of(context: Context) -> Callable[[Request], Response | None]:
-    """Looks at each request before its handler: without the access token only a few paths are open.
+    """Comes before each request's handler: without the access token only a few paths are open.
 
     /files also accepts a signature and checks by itself; /init and /forward are the host's.
     """
 
     def gate(request: Request) -> Response | None:
         if request.raw_path in _OPEN_PATHS or context.token_ok(request):
+            for catch_up in context.catch_ups:
+                catch_up()
             return None
         return error_response(HttpError(401, UNAUTHORIZED))
 

@@ -57,6 +57,17 @@ class Watching:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._watchers: dict[str, _Watcher] = {}
+        self._open_ones: set[_Watcher] = set()
+        context.catch_ups.append(self.catch_up)
+
+    def catch_up(self) -> None:
+        """Take what the kernel holds, for every watcher.
+
+        A client that made a directory and now writes into it counts on the directory being followed,
+        although its requests may come faster than the loop looks at the watchers.
+        """
+        for watcher in list(self._open_ones):
+            watcher.collect()
 
     async def watch_dir(self, message: Message, request: Request) -> AsyncGenerator[Message, None]:
         """`{path, recursive, includeEntry, allowNetworkMounts}` → `{start}`, then `{filesystem}` each.
@@ -114,7 +125,7 @@ class Watching:
                 raise ConnectError("invalid_argument", f"path {shown} not a directory")
             if not allowed and on_network_filesystem(path):
                 raise ConnectError("invalid_argument", f"cannot watch path on network filesystem: {shown}")
-            return _Watcher(await open_tree(path, recursive=recursive), include_entry)
+            return _Watcher(await open_tree(path, recursive=recursive), include_entry, self._open_ones)
         except (FileNotFoundError, NotADirectoryError):
             raise ConnectError("not_found", f"path {shown} not found") from None
         except OSError as error:
@@ -142,21 +153,25 @@ class _Teller:
 class _Watcher:
     """A watch whose events wait to be taken; `changed` is set while there are some.
 
+    It is in `registry` until it is closed.
+
     They are collected the moment the kernel has them: a new directory must be followed before more
     happens in it.
     """
 
-    def __init__(self, tree: TreeWatch, include_entry: bool) -> None:
+    def __init__(self, tree: TreeWatch, include_entry: bool, registry: set[_Watcher]) -> None:
         self.changed = loop.Event()
         self._tree = tree
         self._teller = _Teller(tree, include_entry)
         self._events: list[Message] = []
         self._error: ConnectError | None = None
-        loop.watch(tree.fd, lambda events: self._collect())
+        self._registry = registry
+        registry.add(self)
+        loop.watch(tree.fd, lambda events: self.collect())
 
     def take(self) -> list[Message]:
         """The events so far, also those that the kernel still holds."""
-        self._collect()
+        self.collect()
         if self._error is not None:
             raise self._error
         events, self._events = self._events, []
@@ -164,11 +179,13 @@ class _Watcher:
         return events
 
     def close(self) -> None:
+        self._registry.discard(self)
         if self._tree.fd >= 0:
             loop.unwatch(self._tree.fd)
             self._tree.close()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Take over what the kernel holds."""
         if self._error is not None:
             return
         try:

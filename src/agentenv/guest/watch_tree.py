@@ -1,8 +1,9 @@
 """A watched directory, with everything below it when recursive, and its events in E2B's terms.
 
 The kernel watches single directories. A recursive watch therefore adds a watch for each directory
-that appears, and what came into it before the watch did is told as created; a directory renamed
-within the tree keeps its watches under the new name, one that is moved out loses them.
+that appears, and what came into it before the watch did is told as created, and as written if it is
+a file with content; a directory renamed within the tree keeps its watches under the new name, one
+that is moved out loses them.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class TreeWatch:
         """Stop watching. No effect when repeated."""
         self._inotify.close()
 
-    def adopt(self, top: str) -> Iterator[str]:
+    def adopt(self, top: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Watch the directories below `top` ("" for the root), and yield all that is in them.
 
         Parents come before children. What vanishes meanwhile is passed over.
@@ -128,7 +129,7 @@ class TreeWatch:
                 path = f"{directory}/{entry.name}" if directory else entry.name
                 if entry.is_dir(follow_symlinks=False) and self._watch_directory(path):
                     pending.append(path)
-                yield path
+                yield path, entry
 
     def _take(self, event: Event, changes: list[Change]) -> None:
         mask = event.mask
@@ -167,9 +168,11 @@ class TreeWatch:
             for watch, watched in self._within(origin):
                 self._paths[watch] = path + watched[len(origin) :]
         elif event.mask & (CREATE | MOVED_TO) and self._watch_directory(path):
-            for below in self.adopt(path):
+            for below, entry in self.adopt(path):
                 self._told.add(below)
                 changes.append((below, CREATED))
+                if event.mask & CREATE and _has_content(entry):
+                    changes.append((below, WRITTEN))
 
     def _forget_moved(self) -> None:
         for origin in self._moving.values():
@@ -212,6 +215,13 @@ async def open_tree(root: str, *, recursive: bool) -> TreeWatch:
 
 def _name(entry: os.DirEntry[str]) -> str:
     return entry.name
+
+
+def _has_content(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_size > 0
+    except OSError:  # gone again
+        return False
 
 
 def _tell(mask: int, path: str, changes: list[Change]) -> None:

@@ -141,6 +141,25 @@ def test_what_came_before_the_watch_is_told_once(deep: TreeWatch, root: Path) ->
     assert [change for change in deep.read() if change[1] == CREATE] == [("a/b/c/g", CREATE)]
 
 
+def test_a_file_with_content_that_came_before_the_watch_is_told_as_written(
+    deep: TreeWatch, root: Path, tmp_path: Path
+) -> None:
+    (root / "a/b").mkdir(parents=True)
+    _write(root / "a/b/f")
+    (root / "a/b/g").symlink_to("f")
+    assert deep.read() == [
+        ("a", CREATE),
+        ("a/b", CREATE),
+        ("a/b/f", CREATE),
+        ("a/b/f", WRITE),
+        ("a/b/g", CREATE),
+    ]
+    (tmp_path / "full").mkdir()
+    _write(tmp_path / "full/f")
+    (tmp_path / "full").rename(root / "full")  # nothing is written by that
+    assert deep.read() == [("full", CREATE), ("full/f", CREATE)]
+
+
 def test_an_event_of_what_was_told_already_is_dropped_but_not_its_return(
     deep: TreeWatch, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

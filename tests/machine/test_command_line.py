@@ -121,7 +121,7 @@ def test_setup_again_changes_nothing(aenv: Aenv) -> None:
 def test_doctor_lists_capabilities(aenv: Aenv) -> None:
     shown = aenv("doctor", "--output", "json")
     assert shown.returncode == 0, shown.stdout
-    capabilities = {item["name"]: item for item in json.loads(shown.stdout)}
+    capabilities = {item["name"]: item for item in json.loads(shown.stdout)["capabilities"]}
     for name in (
         "kvm",
         "qemu",

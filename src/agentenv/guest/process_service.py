@@ -201,7 +201,7 @@ class Processes:
             path = os.path.join(user.home, wanted)
         if os.path.isdir(path):
             return path
-        if not wanted:  # nobody asked for the home directory, and small images have none
+        if not asked:  # the default is nobody's wish, and small images have no home directories
             return "/"
         fault = "is not a directory" if os.path.exists(path) else "does not exist"
         raise ConnectError("invalid_argument", f"cwd '{path}' {fault}")

@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.config import Settings
 from agentenv.errors import HostIncapable, InvalidRequest
-from agentenv.guestimage import build, busybox, manifest, tools
+from agentenv.guestimage import build, busybox, manifest, stdlib, tools
 from agentenv.guestimage.steps import Report
 
 needs_busybox = pytest.mark.skipif(busybox.installed() is None, reason="needs a static busybox")
@@ -39,6 +39,7 @@ def agent(directory: Path, text: str = "print('agent')\n") -> list[Path]:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     sources = agent(tmp_path / "agent")
     monkeypatch.setattr(tools, "agent_sources", lambda: sources)
+    monkeypatch.setattr(stdlib, "ALWAYS", ("abc",))  # a drive that is soon made and never booted
     image = tmp_path / "vmlinuz"
     image.write_bytes(kernel_image("6.0.0-made-here"))
     return Settings(home=tmp_path / "home", kernel=image)

@@ -36,7 +36,7 @@ def busybox_tree(tree: Path) -> None:
 def single_program_tree(tree: Path) -> None:
     """One static program and nothing else, as in an image `FROM scratch`."""
     tree.mkdir()
-    shutil.copy(busybox(), tree / "program")
+    shutil.copy(busybox(), tree / "busybox")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_busybox_image(started: Callable[..., Sandbox]) -> None:
 
 def test_an_image_of_one_program(started: Callable[..., Sandbox]) -> None:
     sandbox = started("scratch", single_program_tree)
-    assert sandbox.commands.run("/program echo only").stdout == "only\n"
+    assert sandbox.commands.run("/busybox echo only").stdout == "only\n"
     sandbox.files.write("/data/a.txt", "kept")
     assert sandbox.files.read("/data/a.txt") == "kept"
     assert sorted(entry.name for entry in sandbox.files.list("/data")) == ["a.txt"]

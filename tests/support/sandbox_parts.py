@@ -7,7 +7,7 @@ are tested elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.records import Records
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
-from agentenv.vmm.machine import Exit, GuestFiles, MachineSpec
+from agentenv.vmm.machine import (
+    Capture,
+    Exit,
+    GuestFiles,
+    Incompatible,
+    Layer,
+    MachineSpec,
+    MemoryImage,
+    SavedState,
+)
 
 GUEST = GuestFiles(Path("/guest/kernel"), Path("/guest/initramfs"), Path("/guest/tools"))
 
@@ -69,6 +78,9 @@ class MemoryMachine:
         self.spec = spec
         self.pid = 4242
         self.detached = False
+        self.running = True
+        self.image: MemoryImage | None = None
+        self._sealed: tuple[Layer, ...] = ()
         self._steps = steps
         self._gone = gone
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -77,6 +89,28 @@ class MemoryMachine:
     @property
     def exited(self) -> bool:
         return self._exit.done()
+
+    async def run(self) -> None:
+        await self._steps.at("run")
+        self.running = True
+
+    async def stop(self) -> None:
+        await self._steps.at("stop")
+        self.running = False
+
+    async def capture(self, into: Path, *, final: bool) -> Capture:
+        assert not self.running
+        await self._steps.at("capture")
+        for name in ("state", "memory", "memory.map", "disk"):
+            (into / name).write_text(f"{name} of {self.spec.id}")
+        memory, disk = into / "memory", Layer(into / "disk", "qcow2")
+        image = (
+            MemoryImage(self.image.base, (*self.image.deltas, memory)) if self.image else MemoryImage(memory)
+        )
+        layers = (*self.spec.layers, *self._sealed, disk)
+        if not final:
+            self._sealed, self.image = (*self._sealed, disk), self.image and image
+        return Capture(into / "state", memory, 1, disk, image, layers)
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)
@@ -116,6 +150,21 @@ class MemoryHypervisor:
         machine = MemoryMachine(spec, self._steps, lambda gone: self.machines.pop(gone.spec.id, None))
         self.machines[spec.id] = machine
         return machine
+
+    async def restore(
+        self, spec: MachineSpec, saved: SavedState, *, fingerprint: Mapping[str, str] | None = None
+    ) -> MemoryMachine:
+        assert spec.id not in self.machines
+        await self._steps.at("restore")
+        if fingerprint is not None and fingerprint != await self.fingerprint(spec):
+            raise Incompatible("the snapshot is of another hypervisor")
+        machine = MemoryMachine(spec, self._steps, lambda gone: self.machines.pop(gone.spec.id, None))
+        machine.running, machine.image = False, saved.memory
+        self.machines[spec.id] = machine
+        return machine
+
+    async def fingerprint(self, spec: MachineSpec) -> dict[str, str]:
+        return {"hypervisor": self.name, "vcpus": str(spec.vcpus), "memory_mib": str(spec.memory_mib)}
 
     async def adopt(self, spec: MachineSpec) -> MemoryMachine | None:
         await self._steps.at("adopt")

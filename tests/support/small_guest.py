@@ -16,8 +16,8 @@ from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.vmm.machine import GuestFiles, MachineSpec, Nic
 from agentenv.vmm.qemu.hypervisor import Qemu
-from agentenv.vmm.qemu.launch import Trace
 from agentenv.vmm.qemu.machine import QemuMachine
+from agentenv.vmm.qemu.steps import Trace
 
 READY = "SMALL-GUEST-READY"
 TSC_KHZ = 2_000_000  # the guest's clock may be wrong here

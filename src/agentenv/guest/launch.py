@@ -139,8 +139,8 @@ def resolve(argv: Sequence[str], path: str) -> tuple[str, list[str]]:
     if name in _SHELLS:
         for shell in ("bash", "/bin/sh"):
             found = _locate(shell, path)
-            if found is not None:
-                return found, list(argv)
+            if found is not None:  # under its own name: a busybox looks at that to know what it is to be
+                return found, [shell, *argv[1:]]
         if os.path.exists(BUSYBOX):
             return BUSYBOX, ["sh", *argv[1:]]
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

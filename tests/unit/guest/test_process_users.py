@@ -68,10 +68,10 @@ def test_shells_of_images_without_bash(tmp_path: Path, monkeypatch: pytest.Monke
     path = str(tmp_path)
     assert launch.resolve(["/bin/bash", "-l"], path) == ("/bin/bash", ["/bin/bash", "-l"])
     monkeypatch.setattr(os.path, "exists", lambda name: name == "/bin/sh")
-    assert launch.resolve(["/bin/bash", "-l"], path) == ("/bin/sh", ["/bin/bash", "-l"])
+    assert launch.resolve(["/bin/bash", "-l"], path) == ("/bin/sh", ["/bin/sh", "-l"])
     bash = tmp_path / "bash"
     bash.touch(0o755)
-    assert launch.resolve(["/bin/bash", "-l"], path) == (str(bash), ["/bin/bash", "-l"])
+    assert launch.resolve(["/bin/bash", "-l"], path) == (str(bash), ["bash", "-l"])
     bash.unlink()
     monkeypatch.setattr(os.path, "exists", lambda name: name == launch.BUSYBOX)
     assert launch.resolve(["/bin/bash", "-l", "-c", "x"], path) == (launch.BUSYBOX, ["sh", "-l", "-c", "x"])

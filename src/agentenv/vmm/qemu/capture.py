@@ -10,9 +10,8 @@ import asyncio
 import errno
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from agentenv.vmm.qemu import overlay
 from agentenv.vmm.qemu.command import live_node, overlay_node
 from agentenv.vmm.qemu.lineage import Lineage, disk_file
 from agentenv.vmm.qemu.qmp import Qmp
+from agentenv.vmm.qemu.steps import Steps
 from agentenv.vmm.transfer import PAGE
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ SHARED_MODE = 0o444
 
 
 async def capture(
-    spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, *, final: bool
+    spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, steps: Steps, *, final: bool
 ) -> tuple[Capture, Lineage]:
     """Capture a machine; see `agentenv.vmm.machine.Machine.capture`. Not to be cancelled.
 
@@ -49,7 +49,7 @@ async def capture(
     if (await qmp.execute("query-status"))["running"]:
         raise Conflict(f"machine {spec.id} runs", remedy="stop it before it is captured")
     async with AsyncExitStack() as undo:
-        work = _Capture(spec, pid, qmp, lineage, into, undo)
+        work = _Capture(spec, pid, qmp, lineage, into, steps, undo)
         captured = await (work.final() if final else work.going_on())
         undo.pop_all()
     return captured
@@ -59,7 +59,14 @@ class _Capture:
     """One capture: what its steps share. `undo` is unwound unless all succeed."""
 
     def __init__(
-        self, spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, undo: AsyncExitStack
+        self,
+        spec: MachineSpec,
+        pid: int,
+        qmp: Qmp,
+        lineage: Lineage,
+        into: Path,
+        steps: Steps,
+        undo: AsyncExitStack,
     ) -> None:
         self._spec = spec
         self._pid = pid
@@ -67,29 +74,30 @@ class _Capture:
         self._lineage = lineage
         self._into = into
         self._undo = undo
-        self._seconds: dict[str, float] = {}
+        self._seconds = steps.seconds
+        self._phase = steps.phase
 
     async def final(self) -> tuple[Capture, Lineage]:
         """Of a machine that is about to end: it keeps its layer, and its memory file if it has one."""
-        with self._phase("state"):
+        with self._phase("state", "saving the device state"):
             state = await self._device_state()
-        with self._phase("memory"):
+        with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_share)
-        with self._phase("disk"):
+        with self._phase("disk", "saving the disk"):
             below, disk = self._disk()
         return self._result(state, image, pages, below, disk), self._lineage
 
     async def going_on(self) -> tuple[Capture, Lineage]:
         """Of a machine that goes on, in a new layer."""
-        with self._phase("overlay"):
+        with self._phase("overlay", "making the next disk layer"):
             overlay_file = self._new_overlay()
-        with self._phase("state"):
+        with self._phase("state", "saving the device state"):
             state = await self._device_state()
-        with self._phase("memory"):
+        with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_copy)
-        with self._phase("disk"):
+        with self._phase("disk", "saving the disk"):
             below, disk = self._disk()
-        with self._phase("seal"):
+        with self._phase("seal", "sealing the disk"):
             await self._seal(overlay_file)
         captured = self._result(state, image, pages, below, disk)
         sealed = tuple(layer.path for layer in captured.layers[len(self._spec.layers) :])
@@ -157,8 +165,9 @@ class _Capture:
         lineage = self._lineage
         below = list(self._spec.layers)
         for index, path in enumerate(lineage.sealed):
-            if not path.exists():  # of a capture that was given up; the machine has what it held
-                own = disk_file(lineage.directory, len(lineage.layers) + index)
+            own = disk_file(lineage.directory, len(lineage.layers) + index)
+            if path == own or not path.exists():
+                # Of a capture that was given up, or that a dead node did not finish.
                 path = self._take(own, f"disk.{index}")
             below.append(Layer(path, "qcow2"))
         return tuple(below), Layer(self._take(lineage.disk, "disk"), "qcow2")
@@ -206,12 +215,6 @@ class _Capture:
             fill(create(path))
         self._undo.callback(path.unlink, missing_ok=True)
         return path
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[name] = time.perf_counter() - started
 
 
 def newest_usable(image: MemoryImage, size: int) -> tuple[MemoryImage, memory.Image]:

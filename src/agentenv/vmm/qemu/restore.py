@@ -13,8 +13,7 @@ from contextlib import closing
 from agentenv.errors import HostFault, StoreCorrupt
 from agentenv.vmm import memory
 from agentenv.vmm.machine import MachineSpec, MemoryImage, SavedState
-from agentenv.vmm.qemu.command import live_node
-from agentenv.vmm.qemu.launch import MIB, Launch, Site, disk_size, launching
+from agentenv.vmm.qemu.launch import MIB, Launch, Site, launching
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import QmpBroken
 from agentenv.vmm.settle import settled
@@ -40,8 +39,6 @@ async def restore(spec: MachineSpec, saved: SavedState, site: Site) -> QemuMachi
                 await settled(asyncio.to_thread(memory.apply, machine.pid, image))
         with steps.phase("load", "loading the device state"):
             await _load(machine, steps, saved)
-        with steps.phase("grow", "growing the disk"):
-            await _grow(machine)
         return machine
 
 
@@ -78,14 +75,3 @@ async def _load(machine: QemuMachine, steps: Launch, saved: SavedState) -> None:
         raise HostFault(f"the device state was not loaded in {_LOAD_LIMIT_S:g} s") from None
     if outcome["status"] != "completed":
         raise StoreCorrupt(f"QEMU cannot load the device state {saved.device_state}")
-
-
-async def _grow(machine: QemuMachine) -> None:
-    """Give the disk the size that was asked for, if that is another one than it was saved with.
-
-    Only now: the guest believes the size in its memory until it is told of another.
-    """
-    spec = machine.spec
-    if spec.disk_mib * MIB != disk_size(spec, as_saved=True):
-        node = live_node(len(spec.layers))
-        await machine.qmp.execute("block_resize", {"node-name": node, "size": spec.disk_mib * MIB})

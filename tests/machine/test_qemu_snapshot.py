@@ -700,6 +700,25 @@ async def test_a_machine_that_never_ran_is_ended(
     assert ledger.entries() == []
 
 
+async def test_a_machine_that_ran_before_it_was_noted_is_adopted(
+    qemu: Qemu, ledger: Ledger, template: Template
+) -> None:
+    first = await qemu.restore(template.spec, template.saved)
+    await first.run()
+    first.detach()
+    (entry,) = ledger.entries(owner="m1", kind="process")
+    assert entry.detail["ran"]
+    ledger.amend(entry, ran=False)  # as if the node had died before
+    machine = await qemu.adopt(template.spec)
+    assert machine is not None
+    try:
+        assert await ask(machine, "get 0") == "template"
+        (entry,) = ledger.entries(owner="m1", kind="process")
+        assert entry.detail["ran"]
+    finally:
+        await machine.end()
+
+
 async def test_a_restored_machine_is_adopted_and_goes_on(
     settings: Settings, template: Template, tmp_path: Path, host_audit: None, fresh: Callable[[], Path]
 ) -> None:

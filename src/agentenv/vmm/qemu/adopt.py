@@ -12,6 +12,7 @@ from agentenv.vmm.console import Console, SerialLog
 from agentenv.vmm.machine import MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
+from agentenv.vmm.qemu.capture import top_node
 from agentenv.vmm.qemu.command import live_node
 from agentenv.vmm.qemu.launch import Site
 from agentenv.vmm.qemu.lineage import Lineage, disk_file
@@ -85,8 +86,7 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
 
 
 async def _lineage(spec: MachineSpec, site: Site, qmp: Qmp) -> Lineage:
-    blocks = await qmp.execute("query-block")
-    top = next(block["inserted"]["node-name"] for block in blocks if "drive-root" in block["qdev"])
+    top = await top_node(qmp)
     try:
         return Lineage.noted(site.machine_dir(spec.id), spec, site.resources.noted(spec.id), top)
     except (ValueError, OSError) as error:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.errors import Conflict, HostFault, StoreCorrupt
+from agentenv.errors import Conflict, HostFault, OutcomeUnknown, StoreCorrupt
 from agentenv.vmm import memory
 from agentenv.vmm.layer import map_of, new_files
 from agentenv.vmm.machine import Capture, Layer, MachineSpec, MemoryImage
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 
 _STATE_LIMIT_S = 60.0
+_SEAL_LIMIT_S = 60.0
 _STATE_MAGIC = b"QEVM"
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
@@ -48,11 +49,22 @@ async def capture(
     """
     if (await qmp.execute("query-status"))["running"]:
         raise Conflict(f"machine {spec.id} runs", remedy="stop it before it is captured")
+    if await top_node(qmp) != live_node(lineage.depth):
+        # QEMU may have finished what it did not answer in time: a capture would miss what was written.
+        raise HostFault(f"machine {spec.id} writes to another disk layer than the last one known of it")
     async with AsyncExitStack() as undo:
         work = _Capture(spec, pid, qmp, lineage, into, steps, undo)
         captured = await (work.final() if final else work.going_on())
         undo.pop_all()
     return captured
+
+
+async def top_node(qmp: Qmp) -> str:
+    """The block node that the machine's root disk is written to."""
+    for block in await qmp.execute("query-block"):
+        if "drive-root" in block.get("qdev", ""):
+            return str(block["inserted"]["node-name"])
+    raise HostFault("QEMU knows of no root disk")
 
 
 class _Capture:
@@ -201,7 +213,12 @@ class _Capture:
         self._undo.push_async_callback(self._try, "remove-fd", {"fdset-id": number})
         await execute("blockdev-add", overlay_node(depth + 1, number))
         self._undo.push_async_callback(self._try, "blockdev-del", {"node-name": live_node(depth + 1)})
-        await execute("blockdev-snapshot", {"node": live_node(depth), "overlay": live_node(depth + 1)})
+        layers = {"node": live_node(depth), "overlay": live_node(depth + 1)}
+        try:
+            await execute("blockdev-snapshot", layers, timeout=_SEAL_LIMIT_S)
+        except OutcomeUnknown:
+            if await top_node(self._qmp) != live_node(depth + 1):
+                raise
 
     async def _try(self, command: str, arguments: dict[str, object]) -> None:
         try:

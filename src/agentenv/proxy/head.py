@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from agentenv.proxy.framing import Body, Chunked, Malformed, Sized, UntilClose
 
 HEAD_LIMIT = 64 * 1024  # bytes, of requests and of answers
 END = b"\r\n\r\n"
+HOST_LIMIT = 512  # bytes; names have up to 253 (RFC 1035, 2.3.4), and a port may follow
 LENGTH_DIGITS = 18  # the most that a Content-Length may have
 REMEMBERED_LIMIT = 4096  # bytes of fields that are kept to be recognised
 
@@ -200,6 +200,8 @@ def parse_request(raw: bytes, memory: Memory | None = None) -> RequestHead:
     if target[:1] != b"/":
         path, authority = _split_target(method, target)
         host = authority or host
+    if len(host) > HOST_LIMIT:
+        raise Malformed("the host is longer than a name can be")
     return RequestHead(raw, method, path, host, 1 if minor == b"1" else 0, kept, noted, options)
 
 
@@ -259,7 +261,6 @@ def _read_fields(raw: bytes, find: re.Pattern[bytes], dropped: frozenset[bytes])
 _USUAL = frozenset({b"close", b"keep-alive", b"upgrade"})
 
 
-@lru_cache(maxsize=256)
 def _options(value: bytes) -> frozenset[bytes]:
     return frozenset(option.strip(b" \t") for option in value.lower().split(b","))
 

@@ -50,6 +50,8 @@ def test_a_request_is_read() -> None:
         lines("GET ftp://a/ HTTP/1.1", "Host: a"),
         lines("GET / HTTP/1.1"),
         lines("GET / HTTP/1.1", "Host: a", "Host: a"),
+        lines("GET / HTTP/1.1", "Host: " + "a" * 513),
+        lines("GET http://" + "a" * 513 + "/ HTTP/1.1", "Host: a"),
         lines("GET / HTTP/1.1", "Host: a", "X : y"),
         lines("GET / HTTP/1.1", "Host: a", "X: y", " folded"),
         lines("GET / HTTP/1.1", "Host: a", "\tfolded"),

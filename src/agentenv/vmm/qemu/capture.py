@@ -10,10 +10,12 @@ import asyncio
 import errno
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from agentenv.errors import Conflict, HostFault, OutcomeUnknown, StoreCorrupt
 from agentenv.vmm import memory
@@ -47,9 +49,10 @@ async def capture(
 
     Returns also what the machine consists of from now on.
     """
-    if (await qmp.execute("query-status"))["running"]:
+    status, blocks = await qmp.together(("query-status", None), ("query-block", None))
+    if status["running"]:
         raise Conflict(f"machine {spec.id} runs", remedy="stop it before it is captured")
-    if await top_node(qmp) != live_node(lineage.depth):
+    if _top(blocks) != live_node(lineage.depth):
         # QEMU may have finished what it did not answer in time: a capture would miss what was written.
         raise HostFault(f"machine {spec.id} writes to another disk layer than the last one known of it")
     async with AsyncExitStack() as undo:
@@ -61,10 +64,19 @@ async def capture(
 
 async def top_node(qmp: Qmp) -> str:
     """The block node that the machine's root disk is written to."""
-    for block in await qmp.execute("query-block"):
+    return _top(await qmp.execute("query-block"))
+
+
+def _top(blocks: list[dict[str, Any]]) -> str:
+    for block in blocks:
         if "drive-root" in block.get("qdev", ""):
             return str(block["inserted"]["node-name"])
     raise HostFault("QEMU knows of no root disk")
+
+
+def _new_set() -> int:
+    """A number for a set of descriptors that no other one has, nor one left by an earlier node."""
+    return secrets.randbelow(1 << 30) + (1 << 20)  # QEMU reads it as an int
 
 
 class _Capture:
@@ -137,15 +149,13 @@ class _Capture:
             # QEMU takes a descriptor of the very mode that it wants.
             given = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_CLOEXEC)
             opened.callback(os.close, given)
-            number = (await self._qmp.execute("add-fd", descriptors=[given]))["fdset-id"]
-            try:
-                await self._qmp.execute(
-                    "xen-save-devices-state",
-                    {"filename": f"/dev/fdset/{number}", "live": False},
-                    timeout=_STATE_LIMIT_S,
-                )
-            finally:
-                await self._qmp.execute("remove-fd", {"fdset-id": number})
+            number = _new_set()
+            await self._qmp.together(
+                ("add-fd", {"fdset-id": number}, given),
+                ("xen-save-devices-state", {"filename": f"/dev/fdset/{number}", "live": False}),
+                ("remove-fd", {"fdset-id": number}),
+                timeout=_STATE_LIMIT_S,
+            )
             content = os.pread(held, os.fstat(held).st_size, 0)
         if not content.startswith(_STATE_MAGIC):
             raise HostFault(f"QEMU wrote {len(content)} bytes that are no device state")
@@ -200,31 +210,34 @@ class _Capture:
 
     async def _seal(self, overlay_file: Path) -> None:
         """Let the machine write to the new layer from now on."""
-        depth, execute = self._lineage.depth, self._qmp.execute
-        with ExitStack() as opened:
-            number: int | None = None
-            # The second one is for the day when this layer is sealed.
-            for mode in (os.O_RDWR, os.O_RDONLY):
-                descriptor = os.open(overlay_file, mode | os.O_CLOEXEC)
-                opened.callback(os.close, descriptor)
-                arguments = {} if number is None else {"fdset-id": number}
-                number = (await execute("add-fd", arguments, descriptors=[descriptor]))["fdset-id"]
-        assert number is not None
+        depth, number = self._lineage.depth, _new_set()
         self._undo.push_async_callback(self._try, "remove-fd", {"fdset-id": number})
-        await execute("blockdev-add", overlay_node(depth + 1, number))
         self._undo.push_async_callback(self._try, "blockdev-del", {"node-name": live_node(depth + 1)})
-        layers = {"node": live_node(depth), "overlay": live_node(depth + 1)}
-        try:
-            await execute("blockdev-snapshot", layers, timeout=_SEAL_LIMIT_S)
-        except OutcomeUnknown:
-            if await top_node(self._qmp) != live_node(depth + 1):
-                raise
+        with ExitStack() as opened:
+            # The second one is for the day when this layer is sealed.
+            writing = os.open(overlay_file, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, writing)
+            reading = os.open(overlay_file, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, reading)
+            try:
+                # None can succeed where the one before did not.
+                await self._qmp.together(
+                    ("add-fd", {"fdset-id": number}, writing),
+                    ("add-fd", {"fdset-id": number}, reading),
+                    ("blockdev-add", overlay_node(depth + 1, number)),
+                    ("blockdev-snapshot", {"node": live_node(depth), "overlay": live_node(depth + 1)}),
+                    timeout=_SEAL_LIMIT_S,
+                )
+            except OutcomeUnknown:
+                if await top_node(self._qmp) != live_node(depth + 1):
+                    raise
 
     async def _try(self, command: str, arguments: dict[str, object]) -> None:
         try:
             await self._qmp.execute(command, arguments)
-        except HostFault as error:  # what the capture failed of is the error to tell
-            log.warning("machine %s: %s", self._spec.id, error)
+        except HostFault as error:
+            # What the capture failed of is the error to tell, and it may not have come this far.
+            log.debug("machine %s: %s", self._spec.id, error)
 
     def _file(self, name: str, fill: Callable[[int], None]) -> Path:
         path = self._into / name

@@ -7,7 +7,6 @@ state is loaded, which looks at the memory. The vcpus do not run until they are 
 from __future__ import annotations
 
 import asyncio
-import functools
 from contextlib import closing
 
 from agentenv.errors import HostFault, StoreCorrupt
@@ -54,14 +53,14 @@ def open_image(image: MemoryImage, size: int | None = None) -> memory.Image:
 async def _load(machine: QemuMachine, steps: Launch, saved: SavedState) -> None:
     qmp = machine.qmp
     loaded = qmp.expect("MIGRATION", lambda data: data.get("status") in _SETTLED)
-    execute = functools.partial(qmp.execute, timeout=_LOAD_LIMIT_S)
     capabilities = [{"capability": "events", "state": True}]
     try:
-        # Sent at once, answered in order. The network need not be told where the machine is now.
-        await asyncio.gather(
-            execute("migrate-set-capabilities", {"capabilities": capabilities}),
-            execute("migrate-set-parameters", {"announce-rounds": 0}),
-            execute("migrate-incoming", {"uri": steps.state_uri}),
+        # The network need not be told where the machine is now.
+        await qmp.together(
+            ("migrate-set-capabilities", {"capabilities": capabilities}),
+            ("migrate-set-parameters", {"announce-rounds": 0}),
+            ("migrate-incoming", {"uri": steps.state_uri}),
+            timeout=_LOAD_LIMIT_S,
         )
         async with asyncio.timeout(_LOAD_LIMIT_S):
             outcome = await loaded

@@ -3,6 +3,8 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 begun=$SECONDS
+log=$(mktemp) # of the command that runs now
+trap 'rm -f "$log"' EXIT
 
 say() { printf '\n[%4d s] %s\n' $((SECONDS - begun)) "$*"; }
 
@@ -27,9 +29,9 @@ check_host() {
     fi
     # shellcheck source=/dev/null
     . /etc/os-release
-    case "$ID:$VERSION_ID" in
+    case "$ID:${VERSION_ID:-}" in
         debian:12 | debian:13 | ubuntu:24.04) ;;
-        *) fail "this is $ID $VERSION_ID; known here are Debian 12, Debian 13 and Ubuntu 24.04" \
+        *) fail "this is ${PRETTY_NAME:-$ID}; known here are Debian 12, Debian 13 and Ubuntu 24.04" \
             "use one of them, or install by hand as docs/operations.md lists" ;;
     esac
     suite=$VERSION_CODENAME
@@ -43,7 +45,7 @@ check_host() {
 need_space() {
     local place=$1 free
     while [ ! -d "$place" ]; do place=$(dirname "$place"); done
-    free=$(df --output=avail -BM "$place" | tail -n 1 | tr -dc 0-9)
+    free=$(df --output=avail -BM "$place" | tail -n 1 | tr -dc 0-9 || true)
     [ "$free" -ge "$2" ] || fail "$1 has $free MiB left, and $3 takes about $2 MiB" \
         "free some, or name another place: AENV_HOME for a node's data, another checkout for .venv"
 }
@@ -68,11 +70,9 @@ qemu_good() {
 
 # quietly COMMAND...: what it says only if it fails, the end of it.
 quietly() {
-    local log status=0
-    log=$(mktemp)
+    local status=0
     "$@" >"$log" 2>&1 || status=$?
     [ $status = 0 ] || tail -n 20 "$log" >&2
-    rm -f "$log"
     return $status
 }
 
@@ -81,14 +81,13 @@ apt_wait_s=600
 
 # apt_get ARGUMENT...: waits while another package tool works, and completes what a killed one left.
 apt_get() {
-    local log waits=$((SECONDS + apt_wait_s)) waiting='' mended=''
-    log=$(mktemp)
+    local waits=$((SECONDS + apt_wait_s)) waiting='' mended=''
     until as_root env LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
         apt-get -qq -o Dpkg::Use-Pty=0 "$@" >"$log" 2>&1; do
         if grep -q "^E: Could not get lock" "$log"; then
             [ "$waiting" ] || say "Waiting for another package tool: $(grep -m 1 "^E: Could not get lock" "$log")"
             waiting=1
-            [ $SECONDS -lt $waits ] || apt_failed "another package tool has worked for $apt_wait_s s" "$log" \
+            [ $SECONDS -lt $waits ] || apt_failed "another package tool has worked for $apt_wait_s s" \
                 "run it again when that one is done; its process is named above"
             sleep 2
         elif grep -q "dpkg was interrupted" "$log" && [ -z "$mended" ]; then
@@ -96,23 +95,21 @@ apt_get() {
             mended=1
             as_root env DEBIAN_FRONTEND=noninteractive dpkg --configure -a >"$log" 2>&1 || true
         elif grep -q "No space left on device\|enough free space" "$log"; then
-            apt_failed "there is no space for system packages" "$log" "free some in / (apt-get clean helps)"
+            apt_failed "there is no space for system packages" "free some in / (apt-get clean helps)"
         else
-            apt_failed "apt-get $1 failed" "$log" "$apt_remedy"
+            apt_failed "apt-get $1 failed" "$apt_remedy"
         fi
     done
     # An update that reached nothing still counts as one, with warnings: they explain what fails next.
     [ "$1" != update ] || apt_warnings=$(grep "^W: Failed to fetch" "$log" || true)
-    rm -f "$log"
 }
 
 apt_warnings=
 
-# apt_failed CAUSE LOG REMEDY
+# apt_failed CAUSE REMEDY
 apt_failed() {
-    { printf '%s\n' "$apt_warnings" | head -n 3; tail -n 12 "$2"; } >&2
-    rm -f "$2"
-    fail "$1 (what apt said is above)" "$3"
+    { sed -n 1,3p <<<"$apt_warnings"; tail -n 6 "$log"; } >&2
+    fail "${apt_warnings:+apt could not reach its mirror, and }$1 (what apt said is above)" "$2"
 }
 
 lists_fresh=
@@ -124,23 +121,25 @@ refresh_lists() {
     lists_fresh=1
 }
 
-# apt_sources: the archives that the host's apt knows, fetched yet or not: address, suite, keyring.
-apt_sources() {
-    apt-get indextargets --no-release-info --format "\$(SITE) \$(RELEASE) \$(SIGNED_BY)" | sort -u
+# archive SUITE: address, suite and keyring of what the host's apt has for it, fetched yet or not; else nothing.
+archive() {
+    apt-get indextargets --no-release-info --format "\$(SITE) \$(RELEASE) \$(SIGNED_BY)" |
+        awk -v suite="$1" '$2 == suite && !found++'
 }
 
 # backports: on Debian 12, QEMU comes from bookworm-backports, through the mirror that apt already uses.
 add_backports() {
-    local mirror keyring
-    if apt_sources | grep -q " bookworm-backports "; then return 0; fi
-    read -r mirror _ keyring <<<"$(apt_sources | grep -m 1 " bookworm ")" || true
+    local own=/etc/apt/sources.list.d/aenv-backports.sources mirror keyring wanted
+    if [ ! -e $own ] && [ "$(archive bookworm-backports)" ]; then return 0; fi
+    read -r mirror _ keyring <<<"$(archive bookworm)"
     [ -n "$mirror" ] || fail "apt has no source for bookworm, so the mirror for backports is not known" \
         "add a Debian mirror to /etc/apt/sources.list and run it again"
     [ -f "$keyring" ] || keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    wanted=$(printf '%s\n' "Types: deb" "URIs: $mirror" "Suites: bookworm-backports" "Components: main" \
+        "Signed-By: $keyring")
+    [ "$(cat $own 2>/dev/null)" != "$wanted" ] || return 0 # else the mirror was another one, perhaps mended since
     say "Adding bookworm-backports from $mirror (for QEMU)"
-    printf 'Types: deb\nURIs: %s\nSuites: bookworm-backports\nComponents: main\nSigned-By: %s\n' \
-        "$mirror" "$keyring" | as_root tee /etc/apt/sources.list.d/aenv-backports.sources >/dev/null
-    lists_fresh=
+    as_root tee $own <<<"$wanted" >/dev/null
 }
 
 # install_packages: the system packages, only what is missing.
@@ -177,12 +176,12 @@ make_environment() {
 }
 
 fill_environment() {
-    local python=$1
-    local pip=("$root/.venv/bin/pip" --quiet --disable-pip-version-check)
+    local python=$1 scratch="$root/.venv/tmp" # there, a killed run's leftovers go with the next one
+    local pip=(env TMPDIR="$scratch" "$root/.venv/bin/pip" --quiet --disable-pip-version-check)
     shift
-    "$python" -m venv --clear "$root/.venv" &&
+    "$python" -m venv --clear "$root/.venv" && mkdir "$scratch" &&
         "${pip[@]}" install "${@/#/--requirement=$root/}" &&
-        "${pip[@]}" install --no-deps --editable "$root"
+        "${pip[@]}" install --no-deps --editable "$root" && rm -r "$scratch"
 }
 
 # prepare_guest: kernel, initramfs and tools drive.
@@ -199,7 +198,7 @@ prepare_guest() {
 
 # make_base: the template base, of the host's own suite, which its mirror surely has.
 make_base() {
-    if aenv template list --names | grep -qx base; then
+    if aenv template list --names | grep -x base >/dev/null; then # -q would end before all is written
         say "The template base is there"
     else
         say "Building the template base from $suite (the longest step: a small distribution is installed)"

@@ -121,22 +121,21 @@ refresh_lists() {
     lists_fresh=1
 }
 
-# archive SUITE: address, suite and keyring of what the host's apt has for it, fetched yet or not; else nothing.
+# archive SUITE: the address from which the host's apt has it, fetched yet or not; nothing if it has not.
 archive() {
-    apt-get indextargets --no-release-info --format "\$(SITE) \$(RELEASE) \$(SIGNED_BY)" |
-        awk -v suite="$1" '$2 == suite && !found++'
+    apt-get indextargets --no-release-info --format "\$(RELEASE) \$(SITE)" |
+        awk -v suite="$1" '$1 == suite && !found++ { print $2 }'
 }
 
 # backports: on Debian 12, QEMU comes from bookworm-backports, through the mirror that apt already uses.
 add_backports() {
-    local own=/etc/apt/sources.list.d/aenv-backports.sources mirror keyring wanted
+    local own=/etc/apt/sources.list.d/aenv-backports.sources mirror wanted
     if [ ! -e $own ] && [ "$(archive bookworm-backports)" ]; then return 0; fi
-    read -r mirror _ keyring <<<"$(archive bookworm)"
+    mirror=$(archive bookworm)
     [ -n "$mirror" ] || fail "apt has no source for bookworm, so the mirror for backports is not known" \
         "add a Debian mirror to /etc/apt/sources.list and run it again"
-    [ -f "$keyring" ] || keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     wanted=$(printf '%s\n' "Types: deb" "URIs: $mirror" "Suites: bookworm-backports" "Components: main" \
-        "Signed-By: $keyring")
+        "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg")
     [ "$(cat $own 2>/dev/null)" != "$wanted" ] || return 0 # else the mirror was another one, perhaps mended since
     say "Adding bookworm-backports from $mirror (for QEMU)"
     as_root tee $own <<<"$wanted" >/dev/null

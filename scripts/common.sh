@@ -53,6 +53,9 @@ need_space() {
 # What the host must have beside QEMU.
 system_packages=(busybox-static ca-certificates cpio e2fsprogs iproute2 mmdebstrap nftables python3
     python3-venv util-linux xz-utils zstd)
+# What tests compare with: images are unpacked and copied by other programs as well.
+# shellcheck disable=SC2034 # used where this file is sourced
+test_packages=(skopeo umoci)
 
 missing_packages() {
     local name
@@ -141,10 +144,10 @@ add_backports() {
     as_root tee $own <<<"$wanted" >/dev/null
 }
 
-# install_packages: the system packages, only what is missing.
+# install_packages [NAME...]: the system packages and these, only what is missing.
 install_packages() {
     local wanted qemu=()
-    mapfile -t wanted < <(missing_packages "${system_packages[@]}")
+    mapfile -t wanted < <(missing_packages "${system_packages[@]}" "$@")
     qemu_good || qemu=(qemu-system-x86)
     [ $((${#wanted[@]} + ${#qemu[@]})) -gt 0 ] || return 0
     if [ ${#qemu[@]} -gt 0 ] && [ "$suite" = bookworm ]; then

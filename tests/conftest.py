@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 import audit
 from agentenv import config
 
 pytest_plugins = ["support.fixtures"]
+
+# No test fails for being slow: machines are shared.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 # Time for the kernel, and for a node's work in the background, to let go of what a test used.
 _SETTLE_LIMIT_S = 15.0

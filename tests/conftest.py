@@ -14,7 +14,9 @@ from agentenv import config
 pytest_plugins = ["support.fixtures"]
 
 # No test fails for being slow: machines are shared.
-hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("shared")
 
 # Time for the kernel, and for a node's work in the background, to let go of what a test used.

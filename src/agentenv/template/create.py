@@ -211,9 +211,7 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")
     }
     for entry in ledger.entries(kind=KIND):
-        alive = (
-            entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
-        )
+        alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
         if alive:
             continue
         _remove_workspaces(entry)

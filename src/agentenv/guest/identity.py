@@ -47,8 +47,12 @@ def add_entropy(seed: bytes) -> None:
 
 
 def set_hostname(name: str) -> None:
-    """The kernel's host name, /etc/hostname, and /etc/hosts (without which sudo waits for a resolver)."""
+    """The kernel's host name."""
     socket.sethostname(name)
+
+
+def write_hostname(name: str) -> None:
+    """The host name in /etc/hostname and /etc/hosts (without which sudo waits for a resolver)."""
     write_file("/etc/hostname", f"{name}\n")
     try:
         with open("/etc/hosts", encoding="utf-8", errors="surrogateescape") as file:

@@ -103,6 +103,22 @@ class Settings(BaseSettings):
     boot_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds until a booting guest's agent must have answered."
     )
+    resume_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds until a restored guest's agent must have answered."
+    )
+    on_timeout: Literal["pause", "kill"] = Field(
+        default="pause",
+        description="What becomes of a sandbox whose time ran out and whose request did not say.",
+    )
+    paused_timeout_s: int = Field(
+        default=24 * 3600,
+        ge=0,
+        description="Seconds that a paused sandbox is kept when the request does not say; 0: for good.",
+    )
+    pause_durable: bool = Field(
+        default=False,
+        description="Answer a pause only when it survives the host, not as soon as it survives the node.",
+    )
     max_sandboxes: int = Field(
         default=200, ge=1, description="Sandboxes that may exist on this node at once."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from agentenv.guest import identity, loop
 from agentenv.guest.connect import ConnectError, bytes_field, field, object_field, parse_message, text_field
 from agentenv.guest.context import VERSION
@@ -57,6 +59,12 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             server.drop_others(request)
         return Response(204, headers=(("x-envd-version", VERSION),))
 
+    async def freeze(request: Request) -> Response:
+        """Everything written so far is on the disk when this is answered."""
+        refuse_strangers(context, request)
+        os.sync()
+        return Response(204)
+
     async def health(request: Request) -> Response:
         return Response(204, headers=(("cache-control", "no-store"), ("x-envd-version", VERSION)))
 
@@ -64,6 +72,7 @@ def register(router: Router, context: Context, server: Server, *, change_system:
         return json_response(context.env)
 
     router.add("POST", "/init", init)
+    router.add("POST", "/fsfreeze", freeze)
     router.add("GET", "/health", health)
     router.add("GET", "/envs", envs)
 

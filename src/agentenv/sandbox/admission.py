@@ -72,6 +72,7 @@ class Need:
 
 
 _NAMES = tuple(field.name for field in fields(Need))
+_NOTHING = Need()
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Admission:
             InvalidRequest: there never will be.
         """
         before = self._held.get(owner, Need())
-        self._check(need - before, need)
+        self.check(need, before)
         self._held[owner] = need
         if need.memory_mib > before.memory_mib:
             self._starting.add(owner)
@@ -166,7 +167,8 @@ class Admission:
         self._starting.discard(owner)
 
     def adopt(self, owner: str, need: Need) -> None:
-        """Count what an earlier life of this node promised: it is there, whether there is room or not."""
+        """Count what is there, whether there is room or not: what an earlier life of this node promised,
+        and what takes less than before."""
         self._held[owner] = need
 
     def lend(self, owner: str, need: Need) -> bool:
@@ -205,7 +207,13 @@ class Admission:
             return replace(room, memory_mib=min(room.memory_mib, -self.lent.memory_mib))
         return room
 
-    def _check(self, more: Need, need: Need) -> None:
+    def check(self, need: Need, before: Need = _NOTHING) -> None:
+        """Refuse what there is no room for, and hold nothing; `before` is held for it already.
+
+        Raises:
+            CapacityExceeded, InvalidRequest: as `reserve`.
+        """
+        more = need - before
         impossible = self.budget.total.short_of(need)
         if impossible:
             raise InvalidRequest(

@@ -9,8 +9,9 @@ import asyncio
 import base64
 import json
 import os
+import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,16 +37,22 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a booted or restored machine this sandbox."""
+    """What makes a booted or restored machine this sandbox. What is None stays as it is in the guest;
+    the clock, the randomness and the end of old connections come with every one. An empty access token
+    lets everyone in."""
 
-    sandbox_id: str
-    template_id: str
-    hostname: str
-    machine_id: str
-    env: dict[str, str]
-    access_token: str | None
-    default_user: str
-    default_workdir: str | None
+    sandbox_id: str | None = None
+    template_id: str | None = None
+    hostname: str | None = None
+    machine_id: str | None = None
+    env: dict[str, str] | None = None
+    access_token: str | None = None
+    default_user: str | None = None
+    default_workdir: str | None = None
+
+
+class Refused(GuestFault):
+    """The agent answered, and it was no."""
 
 
 def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str, Any]:
@@ -60,13 +67,12 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "envVars": identity.env,
         "timestamp": stamp,
         "defaultUser": identity.default_user,
+        "defaultWorkdir": identity.default_workdir,
+        "accessToken": identity.access_token,
         "entropy": base64.b64encode(entropy).decode(),
+        "lifecycleID": secrets.token_hex(8),
     }
-    if identity.access_token is not None:
-        document["accessToken"] = identity.access_token
-    if identity.default_workdir is not None:
-        document["defaultWorkdir"] = identity.default_workdir
-    return document
+    return {name: value for name, value in document.items() if value is not None}
 
 
 class Agent:
@@ -83,21 +89,36 @@ class Agent:
         Raises:
             GuestFault: the machine ended first, or there was no answer within `limit_s` seconds.
         """
+        await self._first_answer(machine, self.health, limit_s)
+
+    async def take_over(self, machine: Machine, identity: Identity, limit_s: float) -> None:
+        """Give the guest its identity as soon as the agent answers; its first answer is to that.
+
+        Raises:
+            Refused: it says no. GuestFault: as `wait_ready`.
+        """
+        await self._first_answer(machine, lambda: self._init(identity), limit_s)
+
+    async def _first_answer(
+        self, machine: Machine, ask: Callable[[], Coroutine[Any, Any, None]], limit_s: float
+    ) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                await unless_exit(machine, self._first_answer())
+                await unless_exit(machine, self._repeated(ask))
         except TimeoutError:
             raise GuestFault(
                 f"the agent of machine {machine.spec.id} did not answer within {limit_s:g} s; "
                 f"last on the console: {last_line(machine.console_tail())}",
-                remedy="AENV_BOOT_TIMEOUT_S is the limit",
+                remedy="AENV_BOOT_TIMEOUT_S and AENV_RESUME_TIMEOUT_S are the limits",
             ) from None
 
-    async def _first_answer(self) -> None:
+    async def _repeated(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             try:
-                await self.health()
+                await ask()
                 return
+            except Refused:
+                raise
             except (OSError, GuestFault):  # the listener came up or went away under the request
                 await self.close()
                 await asyncio.sleep(DIAL_EVERY_S[0])
@@ -116,11 +137,25 @@ class Agent:
         Raises:
             GuestFault: the agent refuses or does not answer.
         """
-        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         try:
-            await self._call("POST", "/init", json.dumps(document).encode())
+            await self._init(identity)
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} does not take /init: {error}") from error
+
+    async def _init(self, identity: Identity) -> None:
+        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
+        await self._call("POST", "/init", json.dumps(document).encode())
+
+    async def sync(self) -> None:
+        """Have the guest write its filesystems to its disk.
+
+        Raises:
+            GuestFault: the agent does not answer, or could not.
+        """
+        try:
+            await self._call("POST", "/fsfreeze", b"{}")
+        except OSError as error:
+            raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -147,7 +182,7 @@ class Agent:
             raise
         if not 200 <= status < 300:
             text = answer.decode(errors="replace")[:500]
-            raise GuestFault(f"the agent answers {method} {path} with {status}: {text}")
+            raise Refused(f"the agent answers {method} {path} with {status}: {text}")
         return answer
 
 

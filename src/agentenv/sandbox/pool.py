@@ -26,7 +26,7 @@ from agentenv.errors import AenvError
 from agentenv.network.ahead import SlotsAhead
 from agentenv.network.slot import Slot
 from agentenv.sandbox.admission import Admission, Need
-from agentenv.sandbox.agent import Identity
+from agentenv.sandbox.agent import Identity, unless_exit
 from agentenv.sandbox.launch import AgentClient
 from agentenv.sandbox.parts import Clock, GuestFilesSource
 from agentenv.sandbox.pool_plan import Bounds, Shelf, SlotShelf, plan
@@ -41,6 +41,8 @@ LOOK_AGAIN_S = 5.0
 REFILL_AFTER_S = 0.2
 RETRY_S = (5.0, 300.0)
 REMEMBERED = 1024
+# Those that more than one sandbox may start from.
+KINDS = ("template", "checkpoint")
 
 
 class Source(Protocol):
@@ -148,7 +150,7 @@ class Pool:
         """A machine of that snapshot, if one is ready, and a note that one was asked for. The caller has
         reserved what it takes and keeps the snapshot's files; the machine and its slot are the caller's
         to release from now on."""
-        if not self._open or self._bounds.most == 0 or snapshot.memory is None:
+        if not self._open or self._bounds.most == 0 or snapshot.memory is None or snapshot.kind not in KINDS:
             return None
         stock = self._stocks.setdefault(snapshot.id, _Stock(snapshot))
         stock.asked.append(self._clock.now())
@@ -218,12 +220,14 @@ class Pool:
                 self._drop(ready)
 
     def _shelf(self, stock: _Stock, now: float) -> Shelf:
+        # A checkpoint that is started from once mostly is never again.
+        seldom = stock.snapshot.kind != "template" and len(stock.asked) < 2
         return Shelf(
             stock.snapshot.id,
             need_of(stock.snapshot),
             len(stock.ready),
             stock.making,
-            tuple(stock.asked),
+            () if seldom else tuple(stock.asked),
             held_back=now < stock.retry_at,
         )
 
@@ -318,6 +322,7 @@ class Pool:
         await machine.run()
         await agent.wait_ready(machine, self._ready_limit_s)
         await agent.take_over(machine, rehearsal(snapshot, machine.spec.id), self._ready_limit_s)
+        await unless_exit(machine, agent.health())  # answered when what the rehearsal set going is done
         await machine.stop()
 
     def _drop(self, ready: _Ready) -> None:

@@ -72,13 +72,19 @@ def plan(now: float, shelves: Iterable[Shelf], slots: SlotShelf, room: Need, bou
     """
     shelves = list(shelves)
     goals = _goals(now, shelves, room, bounds)
-    make, drop = {}, {}
+    drop = {}
+    for shelf in shelves:
+        surplus = shelf.ready + shelf.making - goals[shelf.snapshot_id]
+        if surplus > 0 and shelf.ready:
+            drop[shelf.snapshot_id] = min(shelf.ready, surplus)
+            room += _times(shelf.need, drop[shelf.snapshot_id])
+    make: dict[str, int] = {}
     for shelf in sorted(shelves, key=_recency, reverse=True):
-        lack = goals[shelf.snapshot_id] - shelf.ready - shelf.making
-        if lack > 0 and not shelf.held_back:
-            make[shelf.snapshot_id] = lack
-        elif lack < 0 and shelf.ready:
-            drop[shelf.snapshot_id] = min(shelf.ready, -lack)
+        lack = 0 if shelf.held_back else goals[shelf.snapshot_id] - shelf.ready - shelf.making
+        # What is under way and wanted no more keeps its room until it is finished.
+        while lack > make.get(shelf.snapshot_id, 0) and not room.short_of(shelf.need):
+            make[shelf.snapshot_id] = make.get(shelf.snapshot_id, 0) + 1
+            room -= shelf.need
     lack = _slots_wanted(now, slots, bounds) - slots.ready - slots.making
     return Plan(make, drop, max(0, min(lack, slots.free)), max(0, min(slots.ready, -lack)))
 

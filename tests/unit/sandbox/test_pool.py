@@ -71,15 +71,7 @@ class Shelves:
 
 
 class NamedSlots(MemorySlots):
-    """Slots whose owner can change."""
-
-    @property
-    def free(self) -> int:
-        return self.capacity - len(self.taken)
-
-    def hand_over(self, slot: Slot, owner: str) -> None:
-        assert self.taken[slot.index][1] == slot
-        self.taken[slot.index] = (owner, slot)
+    """Slots, and whose they are."""
 
     @property
     def owners(self) -> list[str]:
@@ -202,6 +194,9 @@ async def test_machines_of_other_snapshots_do_not_run_before_they_are_taken() ->
     stand.pool.start()
     stand.pool.take(checkpoint)
     await stand.pass_time()
+    assert stand.pool.count == 0  # started from once
+    stand.pool.take(checkpoint)
+    await stand.pass_time(LOOK_AGAIN_S)
     assert "run" not in stand.steps.passed
     pooled = stand.pool.take(checkpoint)
     assert pooled is not None

@@ -116,7 +116,7 @@ def test_a_plan_keeps_to_its_bounds_and_is_done_once(found: list[Shelf], room: N
             assert each.ready + each.making + make <= min(
                 BOUNDS.most, max(1, peak_demand(each.asked, now, BOUNDS))
             )
-        room += sum([each.need] * (drop - make), Need())
+        room += sum([each.need] * drop, Need()) - sum([each.need] * make, Need())
         after.append(replace(each, ready=each.ready - drop + make))
     if result.make:
         assert sum(each.ready + each.making for each in after) <= BOUNDS.total + sum(e.making for e in found)

@@ -271,6 +271,9 @@ class MemoryAgent:
     async def health(self) -> None:
         await self._steps.at("health")
 
+    async def rehearse(self, *, user: str, token: str) -> None:
+        await self._steps.at("rehearse")
+
     async def sync(self) -> None:
         await self._steps.at("sync")
 

@@ -91,7 +91,8 @@ def _many(router: APIRouter, service: Sandboxes, settings: Settings, domain_for:
         children = requests.children(given.children)
         count = given.count if given.count is not None else max(1, len(children))
         results = await service.fork(sandbox_id, count, timeout_s, children)
-        return answers.json(answers.of_many(results, domain_for(request)), 201)
+        headers = answers.timing(results.phases)
+        return answers.json(answers.of_many(results, domain_for(request)), 201, headers=headers)
 
     @router.post("/sandboxes/batch", status_code=201, response_model=list[ForkAnswer])
     async def batch(request: Request, body: BatchBody) -> Response:

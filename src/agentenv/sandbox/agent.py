@@ -10,8 +10,9 @@ import base64
 import json
 import os
 import secrets
+import struct
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ DIAL_EVERY_S = (0.02, 0.1)
 DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
+
+JSON = {"Content-Type": "application/json"}
+# As E2B's clients start every command.
+REHEARSED = {"cmd": "/bin/bash", "args": ["-l", "-c", ":"]}
 
 T = TypeVar("T")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -157,18 +162,41 @@ class Agent:
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
 
+    async def rehearse(self, *, user: str, token: str) -> None:
+        """Have a login shell started that does nothing: what this takes is translated or cached from then on.
+
+        Raises:
+            GuestFault, OSError: the agent does not answer. That there is no such shell or user is none.
+        """
+        message = json.dumps({"process": REHEARSED, "stdin": False}).encode()
+        headers = {
+            "Content-Type": "application/connect+json",
+            "Connect-Protocol-Version": "1",
+            "Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode(),
+            "X-Access-Token": token,
+        }
+        try:
+            envelope = struct.pack(">BI", 0, len(message)) + message
+            await self._call("POST", "/process.Process/Start", envelope, headers)
+        except Refused:
+            pass
+
     async def close(self) -> None:
         """Close the connection, if there is one."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
-    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
+    async def _call(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = JSON
+    ) -> bytes:
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
                 if self._streams is None:
                     self._streams = await dial(self._address, self._port)
-                status, answer = await _exchange(self._streams, method, path, self._address, body)
+                status, answer = await _exchange(
+                    self._streams, method, path, body, {"Host": self._address, **headers}
+                )
         except TimeoutError:
             await self.close()
             raise GuestFault(
@@ -221,14 +249,12 @@ async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams])
 
 
 async def _exchange(
-    streams: _Streams, method: str, path: str, host: str, body: bytes | None
+    streams: _Streams, method: str, path: str, body: bytes | None, given: Mapping[str, str]
 ) -> tuple[int, bytes]:
     """One request and its answer on an open connection."""
     reader, writer = streams
     connection = h11.Connection(h11.CLIENT)
-    headers = [("Host", host), ("Content-Length", str(len(body or b"")))]
-    if body is not None:
-        headers.append(("Content-Type", "application/json"))
+    headers = [*given.items(), ("Content-Length", str(len(body or b"")))]
     parts = [connection.send(h11.Request(method=method, target=path, headers=headers))]
     if body:
         parts.append(connection.send(h11.Data(data=body)))

@@ -14,6 +14,7 @@ from agentenv.sandbox.checkpointing import Checkpointing
 from agentenv.sandbox.core import Core, need_of, outcome
 from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.launch import inherited, new_machine_id
+from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox, new_sandbox_id
 from agentenv.sandbox.requests import Answer, NewSandbox, refuse_unsupported
 from agentenv.sandbox.source import Source
@@ -24,7 +25,12 @@ log = logging.getLogger(__name__)
 
 COUNT_MAX = 100
 
-Results = list[Answer | AenvError]
+
+class Results(list[Answer | AenvError]):
+    """One for each sandbox, in the order that was asked. `phases` are those of the capture, if there was
+    one: what the source stood still for is among them."""
+
+    phases: Phases | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Forking:
         wishes = _wishes(count, children)
         if (source_of := self._core.all.find(sandbox_id)) is not None:
             self._core.admission.check(need_of(source_of.record))  # for one at least, before anything is done
-        point, _ = await self._checkpointing.take(sandbox_id, Operation.FORK, "fork", durable=False)
+        point, phases = await self._checkpointing.take(sandbox_id, Operation.FORK, "fork", durable=False)
         hold = self._core.snapshots.keep(point)
         try:
             parent = self._core.all.find(sandbox_id)
@@ -59,9 +65,10 @@ class Forking:
             record = parent.record
             lived_s = max(1, round(record.end_at - self._core.clock.now()))
             after = lived_s if record.state is not State.PAUSED else record.timeout_s
-            return await self._start([
-                self._child(record, point, wish, timeout_s or after) for wish in wishes
-            ], source.of_snapshot(point))  # fmt: skip
+            records = [self._child(record, point, wish, timeout_s or after) for wish in wishes]
+            results = await self._start(records, source.of_snapshot(point))
+            results.phases = phases
+            return results
         finally:
             hold.release()
             self._core.discard(point.id)
@@ -96,7 +103,7 @@ class Forking:
             raise begun[0]
         waiting = [_given(each) if isinstance(each, AenvError) else outcome(each) for each in begun]
         results = await asyncio.gather(*waiting, return_exceptions=True)
-        answers: Results = []
+        answers = Results()
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, AenvError):
                 raise result

@@ -319,10 +319,13 @@ class Pool:
             raise
 
     async def _warm(self, machine: Machine, agent: AgentClient, snapshot: Snapshot) -> None:
+        identity = rehearsal(snapshot, machine.spec.id)
+        assert identity.access_token is not None
         await machine.run()
-        await agent.wait_ready(machine, self._ready_limit_s)
-        await agent.take_over(machine, rehearsal(snapshot, machine.spec.id), self._ready_limit_s)
-        await unless_exit(machine, agent.health())  # answered when what the rehearsal set going is done
+        await agent.take_over(machine, identity, self._ready_limit_s)
+        command = agent.rehearse(user=snapshot.guest.default_user, token=identity.access_token)
+        await unless_exit(machine, command)
+        await unless_exit(machine, agent.health())  # answered when what was set going is done
         await machine.stop()
 
     def _drop(self, ready: _Ready) -> None:

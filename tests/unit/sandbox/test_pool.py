@@ -94,7 +94,11 @@ class Rehearsing:
         self._told.append(identity)
 
     async def health(self) -> None:
-        pass
+        await self._steps.at("health")
+
+    async def rehearse(self, *, user: str, token: str) -> None:
+        assert (user, token) == ("user", self._told[-1].access_token)
+        await self._steps.at("rehearse")
 
     async def sync(self) -> None:
         pass
@@ -167,7 +171,7 @@ async def test_a_miss_makes_one_that_the_next_caller_gets(stand: Stand) -> None:
     pooled = stand.pool.take(BASE)
     assert pooled is not None
     assert pooled.warmed
-    assert stand.steps.passed[-6:] == ["acquire", "restore", "run", "agent", "init", "stop"]
+    assert stand.steps.passed[-6:] == ["restore", "run", "init", "rehearse", "health", "stop"]
     machine = stand.hypervisor.machines[pooled.machine.spec.id]
     assert not machine.running
     assert pooled.machine.spec.nic.namespace == pooled.slot.namespace
@@ -272,7 +276,7 @@ async def test_a_machine_that_died_is_not_handed_out(stand: Stand) -> None:
     assert stand.pool.ready("s1") == 2
 
 
-@pytest.mark.parametrize("step", ["acquire", "restore", "run", "agent", "init", "stop"])
+@pytest.mark.parametrize("step", ["acquire", "restore", "run", "init", "rehearse", "stop"])
 async def test_a_failed_making_leaves_nothing_and_is_tried_again_later(step: str) -> None:
     stand = Stand(BASE)
     stand.pool.start()
@@ -295,7 +299,7 @@ async def test_a_failed_making_leaves_nothing_and_is_tried_again_later(step: str
     stand.assert_nothing_held()
 
 
-@pytest.mark.parametrize("step", ["acquire", "restore", "run", "agent", "init", "stop"])
+@pytest.mark.parametrize("step", ["acquire", "restore", "run", "init", "rehearse", "stop"])
 async def test_stopping_in_the_middle_leaves_nothing(step: str) -> None:
     stand = Stand(BASE)
     stand.steps.hold(step)

@@ -22,7 +22,7 @@ from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.requests import Stopping
 from agentenv.sandbox.transitions import ENDS, Enter, Join, Operation, Outcome, State, Stay, settle
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.machine import Exit
+from agentenv.vmm.machine import Exit, Machine
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 RETRY_S = 5.0
 COLLECT_AFTER_S = 10.0
+IO_ERROR = "BLOCK_IO_ERROR"  # as QEMU names it
 KEEP_CLAIMS_S = 24 * 3600.0
 KEEP_ENDED_S = 24 * 3600.0
 PRUNE_EVERY_S = 3600.0
@@ -143,9 +144,35 @@ class Core:
             expected = live.machine is not machine or live.busy  # an operation stops it, and lets it go on
             level = logging.DEBUG if expected else logging.WARNING
             log.log(level, "sandbox %s: machine event %s %s", sandbox_id, event, data)
+            if event == IO_ERROR and data.get("action") == "stop" and not expected:
+                self._stall(live, machine, str(data.get("reason", "a disk error")))
 
+        live.stalled = None
         machine.on_event(note)
         live.watch = asyncio.create_task(self._until_exit(live), name=f"watch {sandbox_id}")
+
+    def _stall(self, live: Live, machine: Machine, reason: str) -> None:
+        """The hypervisor has stopped a machine that could not write to its disk: nobody is left hanging,
+        and it goes on when there is space."""
+        if live.stalled is not None:
+            return
+        live.stalled = reason
+        log.error("sandbox %s is stopped, its disk cannot be written: %s", live.record.id, reason)
+        for listener in self.listeners:
+            listener(live.record.id, live.record.generation)
+        self.clock.call_later(RETRY_S, lambda: self.spawn(self._go_on(live, machine), "go on"))
+
+    async def _go_on(self, live: Live, machine: Machine) -> None:
+        if live.machine is not machine or live.stalled is None or machine.exited:
+            return
+        reason, live.stalled = live.stalled, None
+        if live.busy:  # which lets it run, or ends it
+            return
+        try:
+            await machine.run()  # if it fails to write again, its event says so again
+        except AenvError as error:
+            log.warning("sandbox %s does not go on yet: %s", live.record.id, error)
+            self._stall(live, machine, reason)
 
     def unwatch(self, live: Live) -> None:
         """A machine's end is none of the watch's business any more."""

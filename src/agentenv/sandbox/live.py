@@ -26,6 +26,7 @@ class Live:
         self.machine = machine
         self.slot = slot
         self.holds: dict[str, Hold] = {}
+        self.stalled: str | None = None  # why its hypervisor stopped it, until it goes on
         self.operation: asyncio.Task[Any] | None = None
         self.watch: asyncio.Task[None] | None = None
 

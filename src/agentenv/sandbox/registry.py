@@ -161,7 +161,7 @@ class Registry:
 def route_of(live: Live) -> Route | None:
     """Where a sandbox is reached now, if it is."""
     record = live.record
-    if record.state not in REACHABLE or live.slot is None:
+    if record.state not in REACHABLE or live.slot is None or live.stalled is not None:
         return None
     return Route(
         sandbox_id=record.id,

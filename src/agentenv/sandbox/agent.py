@@ -28,6 +28,9 @@ ANSWER_LIMIT_BYTES = 65536
 # so new attempts begin while older ones may still succeed. They come thick at first, for a machine that
 # is nearly there, and thinner later: the guest has to deal with all that were queued for it.
 DIAL_EVERY_S = (0.02, 0.1)
+# One that was restored listens already and loses nothing: each attempt more is work for a guest that is
+# only slow, and with many starting at once they slow each other down.
+REDIAL_EVERY_S = (1.0, 4.0)
 DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
@@ -87,6 +90,7 @@ class Agent:
         self._address = address
         self._port = port
         self._streams: _Streams | None = None
+        self._dial_every_s = DIAL_EVERY_S
 
     async def wait_ready(self, machine: Machine, limit_s: float) -> None:
         """Return once the agent has answered.
@@ -102,6 +106,7 @@ class Agent:
         Raises:
             Refused: it says no. GuestFault: as `wait_ready`.
         """
+        self._dial_every_s = REDIAL_EVERY_S
         await self._first_answer(machine, lambda: self._init(identity), limit_s)
 
     async def _first_answer(
@@ -193,7 +198,7 @@ class Agent:
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
                 if self._streams is None:
-                    self._streams = await dial(self._address, self._port)
+                    self._streams = await dial(self._address, self._port, self._dial_every_s)
                 status, answer = await _exchange(
                     self._streams, method, path, body, {"Host": self._address, **headers}
                 )
@@ -214,14 +219,15 @@ class Agent:
         return answer
 
 
-async def dial(address: str, port: int) -> _Streams:
-    """Connect, trying again and again until it succeeds or the caller gives up."""
+async def dial(address: str, port: int, every_s: tuple[float, float] = DIAL_EVERY_S) -> _Streams:
+    """Connect, trying again and again until it succeeds or the caller gives up: first after the one, and
+    later after as much as the other number of seconds."""
     connected: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
     attempts: set[asyncio.Task[None]] = set()
-    pause, longest = DIAL_EVERY_S
+    pause, longest = every_s
     try:
         while not connected.done():
-            attempt = asyncio.create_task(_attempt(address, port, connected))
+            attempt = asyncio.create_task(_attempt(address, port, connected, max(DIAL_LIMIT_S, 4 * pause)))
             attempts.add(attempt)
             attempt.add_done_callback(attempts.discard)
             await asyncio.wait({connected}, timeout=pause)
@@ -236,9 +242,9 @@ async def dial(address: str, port: int) -> _Streams:
             attempt.cancel()
 
 
-async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams]) -> None:
+async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams], limit_s: float) -> None:
     try:
-        async with asyncio.timeout(DIAL_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             streams = await asyncio.open_connection(address, port)
     except OSError:  # refused, unreachable, or the time-out: the next attempt is already planned
         return

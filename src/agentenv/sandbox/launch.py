@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -51,6 +52,7 @@ class Ready(Protocol):
     """Where machines are held ready; see pool.Pool."""
 
     def take(self, snapshot: Snapshot) -> Pooled | None: ...
+    def launching(self) -> AbstractContextManager[None]: ...
 
 
 class Launcher:
@@ -99,8 +101,20 @@ class Launcher:
             Incompatible: the snapshot's memory cannot be restored here. StoreCorrupt: a file of it is
                 damaged or missing. CapacityExceeded, GuestFault, HostFault, StoreFault: it cannot start.
         """
-        if memory and await self._take_ready(live, snapshot, identity, phases, commit):
-            return
+        with self._ready.launching() if self._ready else nullcontext():
+            if not memory or not await self._take_ready(live, snapshot, identity, phases, commit):
+                await self._start(live, snapshot, identity, phases, commit, memory)
+
+    async def _start(
+        self,
+        live: Live,
+        snapshot: Snapshot,
+        identity: Identity,
+        phases: Phases,
+        commit: Callable[[Sandbox], None],
+        memory: bool,
+    ) -> None:
+        """Start a machine anew; see `launch`."""
         if live.slot is None:
             with phases("slot"):
                 live.slot = await self.slots.acquire(live.record.id)

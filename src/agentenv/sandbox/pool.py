@@ -17,7 +17,8 @@ import logging
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -123,6 +124,7 @@ class Pool:
         self._makers: set[asyncio.Task[None]] = set()
         self._cancel_timer: Callable[[], None] | None = None
         self._due_at = float("inf")
+        self._launching = 0
         self._open = False
 
     def start(self) -> None:
@@ -165,6 +167,18 @@ class Pool:
             return ready.pooled
         return None
 
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """While somebody starts a machine that is waited for, none is made for the shelf: it would take the
+        processors away."""
+        self._launching += 1
+        try:
+            yield
+        finally:
+            self._launching -= 1
+            if not self._launching:
+                self._look_soon()
+
     def forget(self, snapshot_id: str) -> None:
         """A snapshot is deleted or replaced: drop its machines."""
         stock = self._stocks.pop(snapshot_id, None)
@@ -203,7 +217,7 @@ class Pool:
             self._begin(self._drop_slot())
         if found.make_slots and self._slots.making == 0:
             self._begin(self._make_slots(found.make_slots))
-        for snapshot_id, number in found.make.items():
+        for snapshot_id, number in found.make.items() if not self._launching else ():
             for _ in range(min(number, self._at_once - len(self._makers))):
                 self._begin_making(self._stocks[snapshot_id])
         self._set_timer(LOOK_AGAIN_S)

@@ -243,6 +243,15 @@ async def test_machines_are_made_a_few_at_a_time() -> None:
     stand.assert_nothing_held()
 
 
+async def test_nothing_is_made_while_a_start_is_waited_for(stand: Stand) -> None:
+    stand.pool.take(BASE)
+    with stand.pool.launching():
+        await stand.pass_time(LOOK_AGAIN_S)
+        assert stand.pool.count == 0
+    await stand.pass_time()
+    assert stand.pool.count == 1
+
+
 async def test_real_demand_gets_what_the_pool_holds() -> None:
     stand = Stand(BASE, room=3)
     stand.pool.start()

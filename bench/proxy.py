@@ -91,6 +91,12 @@ async def serve_proxy() -> None:
         def route(self, sandbox_id: str) -> Route | None:
             return routes.get(sandbox_id)
 
+        def asleep(self, _: str) -> None:
+            return None
+
+        async def wake(self, sandbox_id: str) -> None:
+            raise AssertionError(f"{sandbox_id} does not sleep")
+
         def by_signature(self, *_: object) -> Route | None:
             return None
 

@@ -103,9 +103,67 @@ class Settings(BaseSettings):
     boot_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds until a booting guest's agent must have answered."
     )
+    resume_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds until a restored guest's agent must have answered."
+    )
+    on_timeout: Literal["pause", "kill"] = Field(
+        default="pause",
+        description="What becomes of a sandbox whose time ran out and whose request did not say.",
+    )
+    paused_timeout_s: int = Field(
+        default=24 * 3600,
+        ge=0,
+        description="Seconds that a paused sandbox is kept when the request does not say; 0: for good.",
+    )
+    pause_durable: bool = Field(
+        default=False,
+        description="Answer a pause only when it survives the host, not as soon as it survives the node.",
+    )
     max_sandboxes: int = Field(
         default=200, ge=1, description="Sandboxes that may exist on this node at once."
     )
+
+    memory_budget_mib: int | None = Field(
+        default=None, ge=1, description="MiB of memory for sandboxes; unset, all that the host has."
+    )
+    memory_overcommit: float = Field(
+        default=3.0,
+        gt=0,
+        description="How often the memory budget may be promised: guests share what they have in common.",
+    )
+    memory_floor_mib: int = Field(
+        default=512, ge=0, description="MiB of the host's memory that no new machine may take."
+    )
+    vcpu_overcommit: float = Field(
+        default=64.0, gt=0, description="Virtual cpus that may be promised per processor of the host."
+    )
+    disk_budget_mib: int | None = Field(
+        default=None, ge=1, description="MiB of disk for sandboxes; unset, the data directory's filesystem."
+    )
+    disk_overcommit: float = Field(
+        default=4.0,
+        gt=0,
+        description="How often the disk budget may be promised: disks take what is written to them.",
+    )
+    disk_floor_mib: int = Field(
+        default=1024, ge=0, description="MiB of the data directory's filesystem that no new machine may take."
+    )
+
+    pool_least: int = Field(
+        default=1, ge=0, description="Machines kept ready per snapshot that was started from lately."
+    )
+    pool_most: int = Field(
+        default=8, ge=0, description="The most machines kept ready per snapshot; 0 keeps none."
+    )
+    pool_total: int = Field(default=32, ge=0, description="The most machines kept ready on this node.")
+    pool_keep_s: float = Field(
+        default=300.0, gt=0, description="Seconds for which demand is remembered: pools shrink after them."
+    )
+    pool_at_once: int | None = Field(
+        default=None, ge=1, description="Machines made ready at a time; unset, half of the processors."
+    )
+    slots_least: int = Field(default=2, ge=0, description="Network slots made ahead, at least.")
+    slots_most: int = Field(default=16, ge=0, description="Network slots made ahead, at most.")
 
     network_range: str = Field(
         default="10.192.0.0/12",

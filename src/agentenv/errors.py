@@ -23,6 +23,7 @@ class AenvError(Exception):
     code: ClassVar[str] = "internal"
     retry: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
+    e2b_code: ClassVar[str | None] = None  # by which E2B's clients know a few of them
 
     def __init__(self, message: str, *, remedy: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)

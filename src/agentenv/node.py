@@ -31,6 +31,7 @@ from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.service import Sandboxes
+from agentenv.snapshot.store import Snapshots
 from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
 from agentenv.vmm.machine import Hypervisor
@@ -117,6 +118,7 @@ class Node:
         await resolver.start()
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)
+        snapshots = Snapshots(database, ledger, settings.home)
         service = Sandboxes(
             settings,
             database,
@@ -125,10 +127,11 @@ class Node:
             slots,
             templates,
             lambda: guest.load(settings),
+            snapshots=snapshots,
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        parts.push_async_callback(_cancelled, asyncio.create_task(_sweep(templates), name="sweep"))
+        parts.push_async_callback(_cancelled, asyncio.create_task(_sweep(templates, service), name="sweep"))
         front = front_protocol(service, settings)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
@@ -191,10 +194,11 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-async def _sweep(templates: Templates) -> None:
+async def _sweep(templates: Templates, service: Sandboxes) -> None:
     """Remove what replaced templates left, now and from time to time."""
     while True:
         try:
+            service.drop_outdated()
             templates.sweep()
         except AenvError as error:  # nothing waits for it, and the next round comes
             log.warning("files of replaced templates are not removed: %s", error)

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from agentenv.proxy.directory import Route
+from agentenv.proxy.directory import Asleep, Route
 from agentenv.proxy.front import Front
 from agentenv.proxy.plane import DataPlane
 
@@ -25,6 +25,9 @@ class Sandboxes:
     def __init__(self) -> None:
         self.routes: dict[str, Route] = {}
         self.signatures: dict[str, str] = {}
+        self.sleepers: dict[str, Asleep] = {}
+        self.woken: list[str] = []
+        self.wakes = asyncio.Event()
         self.asked: list[tuple[str, str, str, str, str | None]] = []
 
     def add(
@@ -36,6 +39,14 @@ class Sandboxes:
 
     def route(self, sandbox_id: str) -> Route | None:
         return self.routes.get(sandbox_id)
+
+    def asleep(self, sandbox_id: str) -> Asleep | None:
+        return self.sleepers.get(sandbox_id)
+
+    async def wake(self, sandbox_id: str) -> None:
+        self.woken.append(sandbox_id)
+        await self.wakes.wait()
+        del self.sleepers[sandbox_id]
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None

@@ -32,7 +32,7 @@ def linked_home(target: Path) -> Path:
     original, copy = sqlite3.connect(source / "aenv.db"), sqlite3.connect(target / "aenv.db")
     try:
         original.backup(copy)
-        for table in ("resources", "sandboxes", "idempotency"):
+        for table in ("resources", "sandboxes", "idempotency", "snapshots", "snapshot_names"):
             copy.execute(f"DELETE FROM {table}")
         moved = "json_set(document, '$.rootfs', replace(document ->> 'rootfs', ?, ?))"
         copy.execute(f"UPDATE templates SET document = {moved}", (str(source), str(target)))

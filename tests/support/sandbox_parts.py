@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import CapacityExceeded, NotFound
+from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -81,6 +81,7 @@ class MemoryMachine:
         self.running = True
         self.image: MemoryImage | None = None
         self._sealed: tuple[Layer, ...] = ()
+        self._final: Path | None = None
         self._steps = steps
         self._gone = gone
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -90,27 +91,46 @@ class MemoryMachine:
     def exited(self) -> bool:
         return self._exit.done()
 
+    def _require(self) -> None:
+        if self._exit.done():
+            raise HostFault(f"machine {self.spec.id} is gone")
+
     async def run(self) -> None:
         await self._steps.at("run")
+        self._require()
+        if self._final is not None and (self._final / "disk").exists():
+            raise Conflict("it was captured to end")
         self.running = True
 
     async def stop(self) -> None:
         await self._steps.at("stop")
+        self._require()
         self.running = False
 
     async def capture(self, into: Path, *, final: bool) -> Capture:
         assert not self.running
         await self._steps.at("capture")
+        self._require()
+        if final:
+            self._final = into
         for name in ("state", "memory", "memory.map", "disk"):
             (into / name).write_text(f"{name} of {self.spec.id}")
         memory, disk = into / "memory", Layer(into / "disk", "qcow2")
-        image = (
-            MemoryImage(self.image.base, (*self.image.deltas, memory)) if self.image else MemoryImage(memory)
-        )
-        layers = (*self.spec.layers, *self._sealed, disk)
+        # What earlier captures gave and is gone by now, is left out or given anew.
+        known = tuple(path for path in self.image.deltas if path.exists()) if self.image else ()
+        image = MemoryImage(self.image.base, (*known, memory)) if self.image else MemoryImage(memory)
+        layers = (*self.spec.layers, *(self._again(layer, into) for layer in self._sealed), disk)
         if not final:
             self._sealed, self.image = (*self._sealed, disk), self.image and image
         return Capture(into / "state", memory, 1, disk, image, layers)
+
+    @staticmethod
+    def _again(layer: Layer, into: Path) -> Layer:
+        if layer.path.exists():
+            return layer
+        anew = into / f"disk.{layer.path.parent.name}"
+        anew.write_text("a layer from before")
+        return Layer(anew, layer.format)
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)
@@ -143,6 +163,7 @@ class MemoryHypervisor:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self.machines: dict[str, MemoryMachine] = {}
+        self.versions: dict[str, str] = {}
 
     async def boot(self, spec: MachineSpec) -> MemoryMachine:
         assert spec.id not in self.machines
@@ -164,12 +185,20 @@ class MemoryHypervisor:
         return machine
 
     async def fingerprint(self, spec: MachineSpec) -> dict[str, str]:
-        return {"hypervisor": self.name, "vcpus": str(spec.vcpus), "memory_mib": str(spec.memory_mib)}
+        return {
+            **self.versions,
+            "hypervisor": self.name,
+            "vcpus": str(spec.vcpus),
+            "memory_mib": str(spec.memory_mib),
+        }
 
     async def adopt(self, spec: MachineSpec) -> MemoryMachine | None:
         await self._steps.at("adopt")
         machine = self.machines.get(spec.id)
-        return None if machine is None or machine.exited else machine
+        if machine is None or machine.exited:
+            return None
+        await machine.run()
+        return machine
 
     async def reap(self, keep: set[str]) -> list[str]:
         doomed = [machine for name, machine in self.machines.items() if name not in keep]
@@ -205,6 +234,14 @@ class MemorySlots:
         await self._steps.at("release")
         self.taken.pop(slot.index, None)
 
+    @property
+    def free(self) -> int:
+        return self.capacity - len(self.taken)
+
+    def hand_over(self, slot: Slot, owner: str) -> None:
+        assert self.taken[slot.index][1] == slot
+        self.taken[slot.index] = (owner, slot)
+
     async def adopt(self, owner: str) -> Slot | None:
         return next((slot for name, slot in self.taken.values() if name == owner), None)
 
@@ -223,11 +260,22 @@ class MemoryAgent:
         self._identities = identities
 
     async def wait_ready(self, machine: Any, limit_s: float) -> None:
-        await self._steps.at("agent")
+        await self._steps.at("ready")
 
-    async def init(self, identity: Identity) -> None:
+    async def take_over(self, machine: Any, identity: Identity, limit_s: float) -> None:
+        await self._steps.at("agent")
+        assert machine.running
         await self._steps.at("init")
         self._identities.append(identity)
+
+    async def health(self) -> None:
+        await self._steps.at("health")
+
+    async def rehearse(self, *, user: str, token: str) -> None:
+        await self._steps.at("rehearse")
+
+    async def sync(self) -> None:
+        await self._steps.at("sync")
 
     async def close(self) -> None:
         pass
@@ -251,7 +299,7 @@ class MemoryTemplate:
 
 class MemoryTemplates:
     def __init__(self, *templates: MemoryTemplate) -> None:
-        self._templates = templates or (MemoryTemplate(),)
+        self._templates = templates
 
     def get(self, reference: str) -> MemoryTemplate:
         for template in self._templates:
@@ -261,6 +309,14 @@ class MemoryTemplates:
 
     def list(self) -> tuple[MemoryTemplate, ...]:
         return self._templates
+
+    def add(self, template: MemoryTemplate) -> None:
+        self._templates = (*self._templates, template)
+
+    def delete(self, reference: str) -> MemoryTemplate:
+        found = self.get(reference)
+        self._templates = tuple(each for each in self._templates if each is not found)
+        return found
 
 
 class JumpingClock:
@@ -290,12 +346,18 @@ class MemoryNode:
     """A service over parts in memory and a real database; `restart` is a node's second life."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        self.settings = Settings(home=home, **settings)
+        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0}
+        self.settings = Settings(home=home, **{**nothing_ahead, **settings})
         self.steps = Steps()
         self.clock = JumpingClock()
         self.hypervisor = MemoryHypervisor(self.steps)
         self.slots = MemorySlots(self.steps)
-        self.templates = MemoryTemplates()
+        rootfs = home / "images" / "base.ext4"
+        rootfs.parent.mkdir(exist_ok=True)
+        rootfs.write_bytes(b"a filesystem")
+        self.templates = MemoryTemplates(MemoryTemplate(rootfs=rootfs))
+        self.versions = {"version": "1"}
+        self.hypervisor.versions = self.versions
         self.identities: list[Identity] = []
         self.turn_limit_s = 5.0
         self._open()
@@ -322,6 +384,12 @@ class MemoryNode:
         self._open()
         await self.service.start()
         return self.service
+
+    async def prepare(self) -> None:
+        """Make the template's first snapshot, so that later starts restore it."""
+        await self.service.kill((await self.service.create(wanted())).sandbox.id)
+        self.steps.passed.clear()
+        self.identities.clear()
 
     def assert_empty(self) -> None:
         """Nothing of any sandbox is left."""

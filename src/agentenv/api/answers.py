@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from agentenv.api.models import Given, LifecycleAnswer, ListedSandbox, SandboxAnswer, SandboxDetail, rfc3339
+from agentenv.api.models import (
+    BranchAnswer,
+    ForkAnswer,
+    ForkError,
+    Given,
+    LifecycleAnswer,
+    ListedSandbox,
+    SandboxAnswer,
+    SandboxDetail,
+    SnapshotAnswer,
+    SnapshotDetail,
+    rfc3339,
+)
+from agentenv.errors import AenvError
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
+from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import SHOWN
+from agentenv.snapshot.lineage import Branch, Lineage
+from agentenv.snapshot.records import Snapshot
 
 
 def json(
@@ -73,4 +90,57 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         lifecycle=LifecycleAnswer(
             onTimeout=sandbox.lifecycle.on_timeout, autoResume=sandbox.lifecycle.auto_resume
         ),
+        pauseMode=sandbox.pause_mode,
+        reason=sandbox.reason,
+        snapshotID=sandbox.snapshot,
     )
+
+
+def of_many(results: Sequence[Answer | AenvError], domain: str | None) -> list[ForkAnswer]:
+    """The answer to a fork or batch: one item per sandbox, in the order that was asked."""
+    return [
+        ForkAnswer(error=ForkError(code=each.status, message=str(each)))
+        if isinstance(each, AenvError)
+        else ForkAnswer(sandbox=created(each.sandbox, domain))
+        for each in results
+    ]
+
+
+def snapshot(record: Snapshot) -> SnapshotAnswer:
+    """An item of a list of snapshots."""
+    return SnapshotAnswer(snapshotID=record.id, names=list(record.names))
+
+
+def lineage(found: Lineage) -> SnapshotDetail:
+    """One snapshot with its relatives."""
+    parent = None if found.parent is None else found.parent.id
+    children = [child.id for child in found.children]
+    return SnapshotDetail(**_described(found.snapshot), parent=parent, children=children)
+
+
+def branch(grown: Branch) -> BranchAnswer:
+    """A branch of a tree."""
+    children = [child.snapshot.id for child in grown.children]
+    return BranchAnswer(
+        **_described(grown.snapshot),
+        parent=grown.snapshot.parent,
+        children=children,
+        branches=[branch(child) for child in grown.children],
+    )
+
+
+def _described(record: Snapshot) -> dict[str, Any]:
+    return {
+        "snapshotID": record.id,
+        "names": list(record.names),
+        "kind": record.kind,
+        "templateID": record.template.id,
+        "sandboxID": record.sandbox_id,
+        "createdAt": rfc3339(record.created_at),
+        "cpuCount": record.resources.vcpus,
+        "memoryMB": record.resources.memory_mib,
+        "diskSizeMB": record.resources.disk_mib,
+        "addedBytes": record.added_bytes,
+        "durable": record.durable,
+        "mode": "filesystem" if record.memory is None else "full",
+    }

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
-from agentenv.api import faults, planned, sandboxes, templates
+from agentenv.api import faults, planned, sandboxes, snapshots, templates
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
@@ -38,8 +38,9 @@ def create_app(
         return Response(status_code=204)
 
     app.include_router(planned.routes())
+    app.include_router(snapshots.routes(service, settings, domain_for))
     app.include_router(sandboxes.routes(service, settings, domain_for))
-    app.include_router(templates.routes(catalogue))
+    app.include_router(templates.routes(catalogue, service))
     faults.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyBound)

@@ -20,14 +20,22 @@ log = logging.getLogger(__name__)
 
 
 def fault(
-    status: int, message: str, *, retry: bool = False, retry_after: float | None = None
+    status: int,
+    message: str,
+    *,
+    retry: bool = False,
+    retry_after: float | None = None,
+    error_code: str | None = None,
 ) -> JSONResponse:
     """An error answer. Without `Should-Retry` the Python client repeats every 429, 502, 503 and 504."""
     headers = {"Should-Retry": "true" if retry else "false"}
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, round(retry_after)))
     printable = message.encode(errors="backslashreplace").decode()
-    return JSONResponse({"code": status, "message": printable}, status, headers)
+    body = {"code": status, "message": printable}
+    if error_code is not None:
+        body["error_code"] = error_code
+    return JSONResponse(body, status, headers)
 
 
 def install(app: FastAPI) -> None:
@@ -42,7 +50,13 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, AenvError)
     if error.status >= 500:
         log.info("%s %s: %s", request.method, request.url.path, error)
-    return fault(error.status, str(error), retry=error.retry, retry_after=error.retry_after)
+    return fault(
+        error.status,
+        str(error),
+        retry=error.retry,
+        retry_after=error.retry_after,
+        error_code=error.e2b_code,
+    )
 
 
 async def _invalid(_request: Request, error: Exception) -> JSONResponse:

@@ -47,12 +47,14 @@ class NetworkConfig(Asked):
 
 
 class CreateBody(Asked):
-    """A sandbox that is wanted; `timeout` in seconds."""
+    """A sandbox that is wanted; `timeout` in seconds. `pausedTimeout`, an addition to E2B's, is for how many
+    seconds it is kept while it is paused, 0 for good."""
 
     templateID: str = Field(min_length=1, max_length=256)
     timeout: int | None = None
     autoPause: bool | None = None
     autoPauseMemory: bool | None = None
+    pausedTimeout: int | None = Field(default=None, ge=0)
     autoResume: AutoResume | None = None
     allow_internet_access: bool | None = None
     network: NetworkConfig | None = None
@@ -74,6 +76,43 @@ class ConnectBody(Asked):
 
     timeout: int | None = None
     memory: bool | None = None
+
+
+class ResumeBody(Asked):
+    timeout: int | None = None
+
+
+class SnapshotBody(Asked):
+    """`memory: false` keeps the disk alone."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=257)
+    memory: bool | None = None
+
+
+class RollbackBody(Asked):
+    """Without a snapshot it is back to the start."""
+
+    snapshotID: str | None = Field(default=None, min_length=1, max_length=257)
+
+
+class ChildBody(Asked):
+    """What one of many has of its own."""
+
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None
+
+
+class ForkBody(Asked):
+    timeout: int | None = None
+    count: int | None = None
+    children: list[ChildBody] | None = None
+
+
+class BatchBody(CreateBody):
+    """Many sandboxes from one template or snapshot."""
+
+    count: int | None = None
+    children: list[ChildBody] | None = None
 
 
 class TimeoutBody(Asked):
@@ -143,6 +182,60 @@ class SandboxDetail(ListedSandbox):
     allowInternetAccess: bool | None = None
     network: dict[str, Any] | None = None
     lifecycle: LifecycleAnswer | None = None
+    pauseMode: Literal["full", "filesystem"] | None = None
+    reason: str | None = None
+    snapshotID: str | None = None
+
+
+class ForkError(Given):
+    code: int
+    message: str
+
+
+class ForkAnswer(Given):
+    """One of many: a sandbox, or why there is none."""
+
+    sandbox: SandboxAnswer | None = None
+    error: ForkError | None = None
+
+
+class SnapshotAnswer(Given):
+    """A snapshot; it is started from like a template."""
+
+    snapshotID: str
+    names: list[str]
+
+
+class SnapshotDetail(SnapshotAnswer):
+    """All that is told about a snapshot: sizes in MiB but `addedBytes`, and its relatives' ids."""
+
+    kind: str
+    templateID: str
+    sandboxID: str | None = None
+    createdAt: str
+    cpuCount: int
+    memoryMB: int
+    diskSizeMB: int
+    addedBytes: int
+    durable: bool
+    mode: Literal["full", "filesystem"]
+    parent: str | None = None
+    children: list[str] = []
+
+
+class BranchAnswer(SnapshotDetail):
+    """A snapshot and, whole, what grew from it."""
+
+    branches: list[BranchAnswer]
+
+
+class TreeAnswer(Given):
+    """A sandbox's snapshots, and where it is itself: the snapshot that it runs from now."""
+
+    sandboxID: str
+    startID: str | None = None
+    snapshotID: str | None = None
+    branches: list[BranchAnswer]
 
 
 class TemplateAnswer(Given):

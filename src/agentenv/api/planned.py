@@ -12,16 +12,11 @@ from fastapi import APIRouter, Response
 from agentenv.errors import NotImplementedYet
 
 PLANNED = (
-    ("POST", "/sandboxes/{sandbox_id}/resume", "resuming a paused sandbox"),
-    ("POST", "/sandboxes/{sandbox_id}/snapshots", "snapshots of sandboxes"),
-    ("POST", "/sandboxes/{sandbox_id}/fork", "forking"),
     ("PUT", "/sandboxes/{sandbox_id}/network", "network rules"),
     ("GET", "/sandboxes/{sandbox_id}/metrics", "metrics of sandboxes"),
     ("GET", "/sandboxes/metrics", "metrics of sandboxes"),
     ("GET", "/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
     ("GET", "/v2/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
-    ("GET", "/snapshots", "snapshots"),
-    ("DELETE", "/templates/{template_id:path}", "deleting templates through the API"),
     ("POST", "/v3/templates", "building templates through the API"),
     ("POST", "/v2/templates", "building templates through the API"),
     ("POST", "/templates", "building templates through the API"),

@@ -7,12 +7,14 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from agentenv.api.models import CreateBody, CreateBodyV1, NetworkConfig
+from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
 from agentenv.sandbox.requests import Key, NewSandbox
+from agentenv.snapshot.listing import Query as SnapshotQuery
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 _STATES = frozenset({"running", "paused"})
@@ -36,7 +38,7 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         metadata=body.metadata or {},
         env=_variables(body.envVars or {}),
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
-        lifecycle=_lifecycle(body),
+        lifecycle=_lifecycle(body, settings),
         network=_network(body.network, body.allow_internet_access),
     )
 
@@ -69,12 +71,33 @@ def _variables(given: dict[str, str]) -> dict[str, str]:
     return given
 
 
-def _lifecycle(body: CreateBody) -> Lifecycle:
+def _lifecycle(body: CreateBody, settings: Settings) -> Lifecycle:
     memory = body.autoPauseMemory is not False
     resume = body.autoResume is not None and body.autoResume.enabled
     if resume and not memory:
         raise InvalidRequest("autoResume cannot be combined with autoPauseMemory: false")
-    return Lifecycle("pause" if body.autoPause else "kill", resume, memory)
+    paused_s = settings.paused_timeout_s if body.pausedTimeout is None else body.pausedTimeout
+    if body.autoPause is None:
+        return Lifecycle(settings.on_timeout, resume, memory, paused_s or None)
+    return Lifecycle("pause" if body.autoPause else "kill", resume, memory, paused_s or None)
+
+
+def children(given: list[ChildBody] | None) -> list[Child]:
+    """What each of many is to have of its own."""
+    return [Child(each.metadata or {}, _variables(each.envVars or {})) for each in given or []]
+
+
+def snapshot_query(
+    *, sandbox_id: str | None, name: str | None, limit: int | None, token: str | None
+) -> SnapshotQuery:
+    """What a list of snapshots asks for.
+
+    Raises:
+        InvalidRequest: a value is not allowed.
+    """
+    if limit is not None and not 1 <= limit <= LIMIT_MAX:
+        raise InvalidRequest(f"limit: must be 1 to {LIMIT_MAX}, is {limit}")
+    return SnapshotQuery(sandbox_id or None, name or None, limit=limit or LIMIT_MAX, token=token or None)
 
 
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:

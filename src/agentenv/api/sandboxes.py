@@ -16,6 +16,7 @@ from agentenv.api.models import (
     ListedSandbox,
     PauseBody,
     RefreshBody,
+    ResumeBody,
     SandboxAnswer,
     SandboxDetail,
     TimeoutBody,
@@ -99,9 +100,10 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> No
 
 
 def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:
-    async def connect(request: Request, sandbox_id: str, timeout: int | None) -> JSONResponse:
-        timeout_s = requests.connect_timeout(timeout, settings.timeout_s, settings.timeout_max_s)
-        answer = await service.connect(sandbox_id, timeout_s)
+    async def connect(request: Request, sandbox_id: str, body: ConnectBody | None) -> JSONResponse:
+        given = body or ConnectBody()
+        timeout_s = requests.connect_timeout(given.timeout, settings.timeout_s, settings.timeout_max_s)
+        answer = await service.connect(sandbox_id, timeout_s, memory=given.memory is not False)
         return answers.json(
             answers.created(answer.sandbox, domain_for(request)),
             201 if answer.resumed else 200,
@@ -111,12 +113,21 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
     @router.post("/v2/sandboxes/{sandbox_id}/connect", response_model=SandboxAnswer)
     async def connect_v2(request: Request, sandbox_id: str, body: ConnectBody | None = None) -> Response:
         """Have a sandbox running for at least `timeout` more seconds: 200 when it was, 201 when resumed."""
-        return await connect(request, sandbox_id, body.timeout if body else None)
+        return await connect(request, sandbox_id, body)
 
     @router.post("/sandboxes/{sandbox_id}/connect", response_model=SandboxAnswer)
     async def connect_v1(request: Request, sandbox_id: str, body: ConnectBody | None = None) -> Response:
         """The same (the older call)."""
-        return await connect(request, sandbox_id, body.timeout if body else None)
+        return await connect(request, sandbox_id, body)
+
+    @router.post("/sandboxes/{sandbox_id}/resume", status_code=201, response_model=SandboxAnswer)
+    async def resume(request: Request, sandbox_id: str, body: ResumeBody | None = None) -> Response:
+        """Resume a paused sandbox (the oldest call); 409 when it runs."""
+        asked = body.timeout if body else None
+        timeout_s = requests.connect_timeout(asked, settings.timeout_v1_s, settings.timeout_max_s)
+        answer = await service.resume(sandbox_id, timeout_s)
+        headers = answers.timing(answer.phases)
+        return answers.json(answers.created(answer.sandbox, domain_for(request)), 201, headers=headers)
 
     @router.delete("/sandboxes/{sandbox_id}", status_code=204)
     async def kill(sandbox_id: str) -> Response:
@@ -140,6 +151,9 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
 
     @router.post("/sandboxes/{sandbox_id}/pause", status_code=204)
     async def pause(sandbox_id: str, body: PauseBody | None = None) -> Response:
-        """Pause a sandbox."""
-        phases = await service.pause(sandbox_id, memory=body is None or body.memory is not False)
+        """Pause a sandbox; 409 when it is paused already."""
+        given = body or PauseBody()
+        phases = await service.pause(
+            sandbox_id, memory=given.memory is not False, healthy=bool(given.requireHealthyGuest)
+        )
         return Response(status_code=204, headers=answers.timing(phases))

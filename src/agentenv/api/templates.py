@@ -1,4 +1,4 @@
-"""Routes of templates: looking only. Building comes with a later version."""
+"""Routes of templates: looking and deleting. Building comes with a later version."""
 
 from __future__ import annotations
 
@@ -31,8 +31,21 @@ class Catalogue(Protocol):
     def list(self) -> Sequence[ListedTemplate]:
         """All of them."""
 
+    def delete(self, name_or_id: str) -> ListedTemplate:
+        """Remove one; NotFound when there is none, Conflict when sandboxes use it."""
 
-def routes(catalogue: Catalogue) -> APIRouter:
+
+class Deletes(Protocol):
+    """What else is deleted as a template: snapshots."""
+
+    def delete_snapshot(self, name_or_id: str) -> bool:
+        """Delete a snapshot; False when there is none of that name."""
+
+    def template_deleted(self, template_id: str) -> None:
+        """What was made for starting from a template is needed no more."""
+
+
+def routes(catalogue: Catalogue, snapshots: Deletes) -> APIRouter:
     """The template routes over `catalogue`."""
     router = APIRouter(tags=["templates"])
 
@@ -57,6 +70,13 @@ def routes(catalogue: Catalogue) -> APIRouter:
         shown = _fields(catalogue.get(template_id))
         builds = [{"buildID": shown["buildID"], "status": "ready", "createdAt": shown["createdAt"]}]
         return JSONResponse({**shown, "builds": builds})
+
+    @router.delete("/templates/{template_id:path}", status_code=204)
+    async def delete(template_id: str) -> Response:
+        """Delete a snapshot or a template. What was started from it goes on."""
+        if not snapshots.delete_snapshot(template_id):
+            snapshots.template_deleted(catalogue.delete(template_id).id)
+        return Response(status_code=204)
 
     return router
 

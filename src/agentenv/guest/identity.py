@@ -5,6 +5,7 @@ Each function changes the running system; each can be called again with other va
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -46,8 +47,12 @@ def add_entropy(seed: bytes) -> None:
 
 
 def set_hostname(name: str) -> None:
-    """The kernel's host name, /etc/hostname, and /etc/hosts (without which sudo waits for a resolver)."""
+    """The kernel's host name."""
     socket.sethostname(name)
+
+
+def write_hostname(name: str) -> None:
+    """The host name in /etc/hostname and /etc/hosts (without which sudo waits for a resolver)."""
     write_file("/etc/hostname", f"{name}\n")
     try:
         with open("/etc/hosts", encoding="utf-8", errors="surrogateescape") as file:
@@ -91,11 +96,28 @@ def trust(bundle: str) -> None:
 
 
 def write_file(path: str, content: str, mode: int = 0o644) -> None:
-    """Writes a file in place, its folders made where they are missing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(content)
-        os.fchmod(file.fileno(), mode)
+    """Writes a short file in place, its folders made where they are missing.
+
+    It is not emptied first: ext4 writes what replaces an emptied file to the disk when it is closed, which
+    is most of what this would cost, and a reader might see nothing in it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, mode)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, flags, mode)
+    try:
+        before = os.fstat(fd)
+        data = content.encode(errors="surrogateescape")
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, "no space for the whole file", path)
+        if before.st_size > len(data):
+            os.ftruncate(fd, len(data))
+        if before.st_mode & 0o7777 != mode:
+            os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
 
 
 def parse_time(text: str) -> int:

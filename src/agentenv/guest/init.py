@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from agentenv.guest import identity, loop
 from agentenv.guest.connect import ConnectError, bytes_field, field, object_field, parse_message, text_field
 from agentenv.guest.context import VERSION
@@ -26,25 +28,42 @@ def register(router: Router, context: Context, server: Server, *, change_system:
     Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
     agent that does not run in a machine of its own.
     """
+    files: list[Callable[[], object]] = []
+
+    def write_files() -> None:
+        while files:
+            _try(files.pop(0))
+
+    async def write_files_next() -> None:
+        write_files()
+
+    # The answer need not wait for files, but whoever asks next finds them written.
+    context.catch_ups.append(write_files)
 
     async def init(request: Request) -> Response:
         refuse_strangers(context, request)
         try:
             message = parse_message(await request.read(_LIMIT))
-            plan = _changes(message) if change_system else []
+            changes, later = _changes(message) if change_system else ([], [])
             apply_to_context(context, message)
         except ConnectError as error:
             raise HttpError(400, error.message) from None
-        for change in plan:
-            try:
-                change()
-            except OSError as error:  # a read-only or odd image: the rest still counts; shown on the console
-                loop.report(error)
+        for change in changes:
+            _try(change)
+        if later:
+            files.extend(later)
+            loop.spawn(write_files_next())
         lifecycle = text_field(message, "lifecycleID")
         if lifecycle and lifecycle != context.lifecycle:
             context.lifecycle = lifecycle
             server.drop_others(request)
         return Response(204, headers=(("x-envd-version", VERSION),))
+
+    async def freeze(request: Request) -> Response:
+        """Everything written so far is on the disk when this is answered."""
+        refuse_strangers(context, request)
+        os.sync()
+        return Response(204)
 
     async def health(request: Request) -> Response:
         return Response(204, headers=(("cache-control", "no-store"), ("x-envd-version", VERSION)))
@@ -53,6 +72,7 @@ def register(router: Router, context: Context, server: Server, *, change_system:
         return json_response(context.env)
 
     router.add("POST", "/init", init)
+    router.add("POST", "/fsfreeze", freeze)
     router.add("GET", "/health", health)
     router.add("GET", "/envs", envs)
 
@@ -89,28 +109,36 @@ def apply_to_context(context: Context, message: Message) -> None:
 _MARKERS = {"sandboxId": "E2B_SANDBOX_ID", "templateId": "E2B_TEMPLATE_ID"}
 
 
-def _changes(message: Message) -> list[Callable[[], object]]:
-    """What to do to the system, in order; everything has been checked."""
-    plan: list[Callable[[], object]] = []
+def _changes(message: Message) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
+    """What to do to the system, in order, and which files to write then; everything has been checked."""
+    changes: list[Callable[[], object]] = []
+    files: list[Callable[[], object]] = []
     if (moment := field(message, "timestamp")) is not None:
         nanoseconds = _nanoseconds(moment)
-        plan.append(lambda: identity.set_clock(nanoseconds))
+        changes.append(lambda: identity.set_clock(nanoseconds))
     if seed := bytes_field(message, "entropy"):
-        plan.append(lambda: identity.add_entropy(seed))
+        changes.append(lambda: identity.add_entropy(seed))
     if name := text_field(message, "hostname"):
         if len(name) > 64 or not _NAME_CHARACTERS.issuperset(name):
             raise ConnectError("invalid_argument", f"hostname {name!r} is not a host name")
-        plan.append(lambda: identity.set_hostname(name))
+        changes.append(lambda: identity.set_hostname(name))
+        files.append(lambda: identity.write_hostname(name))
     if machine := text_field(message, "machineId"):
         if len(machine) != 32 or not set(machine) <= set("0123456789abcdef"):
             raise ConnectError("invalid_argument", "machineId is not 32 hexadecimal digits")
-        plan.append(lambda: identity.set_machine_id(machine))
-    markers = {"E2B_SANDBOX": "true"}
-    markers |= {variable: value for key, variable in _MARKERS.items() if (value := text_field(message, key))}
-    plan.append(lambda: identity.write_markers(markers))
+        files.append(lambda: identity.set_machine_id(machine))
+    markers = {variable: value for key, variable in _MARKERS.items() if (value := text_field(message, key))}
+    files.append(lambda: identity.write_markers({"E2B_SANDBOX": "true", **markers}))
     if bundle := text_field(message, "caBundle"):
-        plan.append(lambda: identity.trust(bundle))
-    return plan
+        files.append(lambda: identity.trust(bundle))
+    return changes, files
+
+
+def _try(change: Callable[[], object]) -> None:
+    try:
+        change()
+    except OSError as error:  # a read-only or odd image: the rest still counts; shown on the console
+        loop.report(error)
 
 
 def _nanoseconds(moment: object) -> int:

@@ -29,6 +29,11 @@ def not_found(sandbox_id: str) -> Payload:
     return {"sandboxId": sandbox_id, "message": "The sandbox was not found", "code": 502}
 
 
+def paused(sandbox_id: str) -> Payload:
+    """The sandbox is paused and traffic does not wake it (AgentENV's clients; E2B's know no difference)."""
+    return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 410}
+
+
 def port_closed(sandbox_id: str, port: int) -> Payload:
     """The sandbox refuses connections to that port, or does not answer there."""
     return {

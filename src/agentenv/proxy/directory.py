@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Asleep = Literal["paused", "wakes"]
 
 
 @dataclass(frozen=True)
@@ -33,3 +35,10 @@ class Directory(Protocol):
     ) -> Route | None:
         """The running sandbox whose access token made this file signature (e2b's `/files` urls
         built from a plain sandbox url carry no sandbox id)."""
+
+    def asleep(self, sandbox_id: str) -> Asleep | None:
+        """For a sandbox without a route: whether it is paused, and whether it would wake for traffic or
+        is about to run again. None for every other one."""
+
+    async def wake(self, sandbox_id: str) -> None:
+        """Have a sandbox that `wakes` run again, and return when it does or cannot: then its route tells."""

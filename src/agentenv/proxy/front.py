@@ -20,7 +20,7 @@ from agentenv.errors import InvalidRequest
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.api import ApiExchange
-from agentenv.proxy.directory import Directory
+from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.forward import request_to_api
 from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
@@ -37,7 +37,9 @@ from agentenv.proxy.head import (
 )
 from agentenv.proxy.plane import DataPlane
 from agentenv.proxy.relay import Relay
+from agentenv.proxy.routing import Target
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
+from agentenv.proxy.waking import Waking
 
 HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
 IDLE_TIMEOUT_S = 640.0  # between requests; longer than any client keeps a connection
@@ -250,10 +252,10 @@ class Front(asyncio.Protocol):
         if where is None:
             self._begin_api(request_to_api(head))
         elif isinstance(where, tuple):
-            target, route = where
-            relay = Relay(self, self.plane, self._loop, route, target, head, self._body is not None)
-            self._exchange = relay
-            relay.start()
+            self._begin_relay(head, *where, self._body is not None)
+        elif isinstance(where, str):
+            self._exchange = Waking(self, self.plane.directory, where, head, self._body is not None)
+            self._exchange.start()
         else:
             self.answer(head, where)
             return
@@ -285,6 +287,28 @@ class Front(asyncio.Protocol):
             return b""
         exchange.request_data(data[:taken], body.done)
         return data[taken:]
+
+    def _begin_relay(self, head: RequestHead, target: Target, route: Route, has_body: bool) -> None:
+        relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
+        self._exchange = relay
+        relay.start()
+
+    def woken(self, waiting: Waking) -> None:
+        """The sandbox that a request waited for runs, or does not: the request goes its way."""
+        if self._exchange is not waiting or self._closing:
+            return
+        where = self.plane.resolve(waiting.head)
+        if not isinstance(where, tuple):
+            gone = answers.not_found(waiting.sandbox_id)
+            self.answer(waiting.head, where if isinstance(where, dict) else gone)
+            return
+        self._begin_relay(waiting.head, *where, waiting.has_body)
+        if self.full and self._exchange is not None:
+            self._exchange.client_full(True)
+        self.hold_body(False)
+        for data, last in waiting.kept:
+            if self._exchange is not None:
+                self._exchange.request_data(data, last)
 
     # What exchanges ask for.
 

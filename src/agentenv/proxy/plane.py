@@ -85,8 +85,9 @@ class DataPlane:
         """A client's connection is gone, or no longer the front's."""
         self._connections.discard(connection)
 
-    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | None:
-        """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None).
+    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | str | None:
+        """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
+        is that of a sandbox that would run if it were woken.
 
         Raises:
             InvalidRequest: it is for a sandbox, but which cannot be told.
@@ -103,7 +104,11 @@ class DataPlane:
             return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
         route = self.directory.route(where.sandbox_id)
         if route is None:
-            # AgentENV's clients (`where.e2b` false) will want 410 here for a paused sandbox, once there are.
+            asleep = self.directory.asleep(where.sandbox_id)
+            if asleep == "wakes":
+                return where.sandbox_id
+            if asleep == "paused" and not where.e2b:
+                return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         return refusal(head, where, route) or (where, route)
 

@@ -9,8 +9,10 @@ import asyncio
 import base64
 import json
 import os
+import secrets
+import struct
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,9 +28,16 @@ ANSWER_LIMIT_BYTES = 65536
 # so new attempts begin while older ones may still succeed. They come thick at first, for a machine that
 # is nearly there, and thinner later: the guest has to deal with all that were queued for it.
 DIAL_EVERY_S = (0.02, 0.1)
+# One that was restored listens already and loses nothing: each attempt more is work for a guest that is
+# only slow, and with many starting at once they slow each other down.
+REDIAL_EVERY_S = (1.0, 4.0)
 DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
+
+JSON = {"Content-Type": "application/json"}
+# As E2B's clients start every command.
+REHEARSED = {"cmd": "/bin/bash", "args": ["-l", "-c", ":"]}
 
 T = TypeVar("T")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -36,16 +45,22 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class Identity:
-    """What makes a booted or restored machine this sandbox."""
+    """What makes a booted or restored machine this sandbox. What is None stays as it is in the guest;
+    the clock, the randomness and the end of old connections come with every one. An empty access token
+    lets everyone in."""
 
-    sandbox_id: str
-    template_id: str
-    hostname: str
-    machine_id: str
-    env: dict[str, str]
-    access_token: str | None
-    default_user: str
-    default_workdir: str | None
+    sandbox_id: str | None = None
+    template_id: str | None = None
+    hostname: str | None = None
+    machine_id: str | None = None
+    env: dict[str, str] | None = None
+    access_token: str | None = None
+    default_user: str | None = None
+    default_workdir: str | None = None
+
+
+class Refused(GuestFault):
+    """The agent answered, and it was no."""
 
 
 def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str, Any]:
@@ -60,13 +75,12 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "envVars": identity.env,
         "timestamp": stamp,
         "defaultUser": identity.default_user,
+        "defaultWorkdir": identity.default_workdir,
+        "accessToken": identity.access_token,
         "entropy": base64.b64encode(entropy).decode(),
+        "lifecycleID": secrets.token_hex(8),
     }
-    if identity.access_token is not None:
-        document["accessToken"] = identity.access_token
-    if identity.default_workdir is not None:
-        document["defaultWorkdir"] = identity.default_workdir
-    return document
+    return {name: value for name, value in document.items() if value is not None}
 
 
 class Agent:
@@ -76,6 +90,7 @@ class Agent:
         self._address = address
         self._port = port
         self._streams: _Streams | None = None
+        self._dial_every_s = DIAL_EVERY_S
 
     async def wait_ready(self, machine: Machine, limit_s: float) -> None:
         """Return once the agent has answered.
@@ -83,21 +98,37 @@ class Agent:
         Raises:
             GuestFault: the machine ended first, or there was no answer within `limit_s` seconds.
         """
+        await self._first_answer(machine, self.health, limit_s)
+
+    async def take_over(self, machine: Machine, identity: Identity, limit_s: float) -> None:
+        """Give the guest its identity as soon as the agent answers; its first answer is to that.
+
+        Raises:
+            Refused: it says no. GuestFault: as `wait_ready`.
+        """
+        self._dial_every_s = REDIAL_EVERY_S
+        await self._first_answer(machine, lambda: self._init(identity), limit_s)
+
+    async def _first_answer(
+        self, machine: Machine, ask: Callable[[], Coroutine[Any, Any, None]], limit_s: float
+    ) -> None:
         try:
             async with asyncio.timeout(limit_s):
-                await unless_exit(machine, self._first_answer())
+                await unless_exit(machine, self._repeated(ask))
         except TimeoutError:
             raise GuestFault(
                 f"the agent of machine {machine.spec.id} did not answer within {limit_s:g} s; "
                 f"last on the console: {last_line(machine.console_tail())}",
-                remedy="AENV_BOOT_TIMEOUT_S is the limit",
+                remedy="AENV_BOOT_TIMEOUT_S and AENV_RESUME_TIMEOUT_S are the limits",
             ) from None
 
-    async def _first_answer(self) -> None:
+    async def _repeated(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             try:
-                await self.health()
+                await ask()
                 return
+            except Refused:
+                raise
             except (OSError, GuestFault):  # the listener came up or went away under the request
                 await self.close()
                 await asyncio.sleep(DIAL_EVERY_S[0])
@@ -116,11 +147,44 @@ class Agent:
         Raises:
             GuestFault: the agent refuses or does not answer.
         """
-        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         try:
-            await self._call("POST", "/init", json.dumps(document).encode())
+            await self._init(identity)
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} does not take /init: {error}") from error
+
+    async def _init(self, identity: Identity) -> None:
+        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
+        await self._call("POST", "/init", json.dumps(document).encode())
+
+    async def sync(self) -> None:
+        """Have the guest write its filesystems to its disk.
+
+        Raises:
+            GuestFault: the agent does not answer, or could not.
+        """
+        try:
+            await self._call("POST", "/fsfreeze", b"{}")
+        except OSError as error:
+            raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
+
+    async def rehearse(self, *, user: str, token: str) -> None:
+        """Have a login shell started that does nothing: what this takes is translated or cached from then on.
+
+        Raises:
+            GuestFault, OSError: the agent does not answer. That there is no such shell or user is none.
+        """
+        message = json.dumps({"process": REHEARSED, "stdin": False}).encode()
+        headers = {
+            "Content-Type": "application/connect+json",
+            "Connect-Protocol-Version": "1",
+            "Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode(),
+            "X-Access-Token": token,
+        }
+        try:
+            envelope = struct.pack(">BI", 0, len(message)) + message
+            await self._call("POST", "/process.Process/Start", envelope, headers)
+        except Refused:
+            pass
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -128,12 +192,16 @@ class Agent:
             self._streams[1].close()
             self._streams = None
 
-    async def _call(self, method: str, path: str, body: bytes | None) -> bytes:
+    async def _call(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = JSON
+    ) -> bytes:
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
                 if self._streams is None:
-                    self._streams = await dial(self._address, self._port)
-                status, answer = await _exchange(self._streams, method, path, self._address, body)
+                    self._streams = await dial(self._address, self._port, self._dial_every_s)
+                status, answer = await _exchange(
+                    self._streams, method, path, body, {"Host": self._address, **headers}
+                )
         except TimeoutError:
             await self.close()
             raise GuestFault(
@@ -147,18 +215,19 @@ class Agent:
             raise
         if not 200 <= status < 300:
             text = answer.decode(errors="replace")[:500]
-            raise GuestFault(f"the agent answers {method} {path} with {status}: {text}")
+            raise Refused(f"the agent answers {method} {path} with {status}: {text}")
         return answer
 
 
-async def dial(address: str, port: int) -> _Streams:
-    """Connect, trying again and again until it succeeds or the caller gives up."""
+async def dial(address: str, port: int, every_s: tuple[float, float] = DIAL_EVERY_S) -> _Streams:
+    """Connect, trying again and again until it succeeds or the caller gives up: first after the one, and
+    later after as much as the other number of seconds."""
     connected: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
     attempts: set[asyncio.Task[None]] = set()
-    pause, longest = DIAL_EVERY_S
+    pause, longest = every_s
     try:
         while not connected.done():
-            attempt = asyncio.create_task(_attempt(address, port, connected))
+            attempt = asyncio.create_task(_attempt(address, port, connected, max(DIAL_LIMIT_S, 4 * pause)))
             attempts.add(attempt)
             attempt.add_done_callback(attempts.discard)
             await asyncio.wait({connected}, timeout=pause)
@@ -173,9 +242,9 @@ async def dial(address: str, port: int) -> _Streams:
             attempt.cancel()
 
 
-async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams]) -> None:
+async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams], limit_s: float) -> None:
     try:
-        async with asyncio.timeout(DIAL_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             streams = await asyncio.open_connection(address, port)
     except OSError:  # refused, unreachable, or the time-out: the next attempt is already planned
         return
@@ -186,14 +255,12 @@ async def _attempt(address: str, port: int, connected: asyncio.Future[_Streams])
 
 
 async def _exchange(
-    streams: _Streams, method: str, path: str, host: str, body: bytes | None
+    streams: _Streams, method: str, path: str, body: bytes | None, given: Mapping[str, str]
 ) -> tuple[int, bytes]:
     """One request and its answer on an open connection."""
     reader, writer = streams
     connection = h11.Connection(h11.CLIENT)
-    headers = [("Host", host), ("Content-Length", str(len(body or b"")))]
-    if body is not None:
-        headers.append(("Content-Type", "application/json"))
+    headers = [*given.items(), ("Content-Length", str(len(body or b"")))]
     parts = [connection.send(h11.Request(method=method, target=path, headers=headers))]
     if body:
         parts.append(connection.send(h11.Data(data=body)))

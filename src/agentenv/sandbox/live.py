@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from agentenv.errors import Conflict
 from agentenv.network.slot import Slot
 from agentenv.sandbox.records import Sandbox
+from agentenv.snapshot.holds import Hold
 from agentenv.vmm.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ class Live:
         self.record = record
         self.machine = machine
         self.slot = slot
+        self.holds: dict[str, Hold] = {}
+        self.stalled: str | None = None  # why its hypervisor stopped it, until it goes on
         self.operation: asyncio.Task[Any] | None = None
         self.watch: asyncio.Task[None] | None = None
 
@@ -39,6 +42,26 @@ class Live:
         self.operation = task
         task.add_done_callback(self._finished)
         return task
+
+    def follow(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Have `work` follow as the next operation, before anybody else gets a turn: called by the
+        operation under way as the last it does."""
+        assert asyncio.current_task() is self.operation
+        self.operation = None
+        return self.begin(work, name)
+
+    def keep(self, role: str, hold: Hold | None) -> None:
+        """Hold a snapshot's files as `role`, in the place of the one before."""
+        before = self.holds.pop(role, None)
+        if hold is not None:
+            self.holds[role] = hold
+        if before is not None:
+            before.release()
+
+    def let_go(self) -> None:
+        """Release all holds."""
+        for role in list(self.holds):
+            self.keep(role, None)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         if self.operation is task:

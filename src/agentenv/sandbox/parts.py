@@ -25,6 +25,17 @@ class Slots(Protocol):
     async def release(self, slot: Slot) -> None:
         """Take a slot back. Nothing of its owner's is reachable through it afterwards."""
 
+    @property
+    def free(self) -> int:
+        """How many more can be acquired."""
+
+    def hand_over(self, slot: Slot, owner: str) -> None:
+        """Record another owner of a slot.
+
+        Raises:
+            HostFault: it was released.
+        """
+
     async def adopt(self, owner: str) -> Slot | None:
         """The slot that `owner` held in an earlier life of this node, if it is whole."""
 

@@ -15,6 +15,7 @@ from agentenv.errors import StoreCorrupt
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.sandbox.transitions import ENDS, State
+from agentenv.snapshot.records import GuestSettings
 from agentenv.vmm.machine import MachineSpec
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -38,11 +39,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """What happens at expiry, and whether traffic wakes a paused sandbox."""
+    """What happens at expiry, whether traffic wakes a paused sandbox, and for how many seconds a paused
+    one is kept (None: for good)."""
 
     on_timeout: Literal["kill", "pause"] = "kill"
     auto_resume: bool = False
     pause_memory: bool = True
+    paused_timeout_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,12 @@ class Sandbox:
 
     `access_token` is None for a sandbox that was asked to be unsecured (v1 only); `traffic_token`
     is None where everybody may reach its services. `boot_id` is the host boot during which the machine
-    was started. `reason` says why it ended.
+    was started. `reason` says why it ended, or why it could not be resumed.
+
+    `env` is what the client gave, `guest` what processes get in the end. `snapshot` is the newest one on
+    the line of its machine, which a paused sandbox is resumed from; `start` the one that it was born
+    from; `target` the one that the operation under way makes. `fingerprint` is that of a machine that was
+    booted; a restored one has its snapshot's.
     """
 
     id: str
@@ -79,6 +87,15 @@ class Sandbox:
     traffic_token: str | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     network: Network = field(default_factory=Network)
+    guest: GuestSettings = field(default_factory=GuestSettings)
+    machine_id: str = ""
+    snapshot: str | None = None
+    start: str | None = None
+    target: str | None = None
+    fingerprint: dict[str, str] | None = None
+    pause_mode: Literal["full", "filesystem"] | None = None
+    agent_answered: bool = True
+    paused_until: float | None = None
     machine: MachineSpec | None = None
     slot: Slot | None = None
     boot_id: str | None = None

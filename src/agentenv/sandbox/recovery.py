@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.errors import AenvError
 from agentenv.network.slot import Slot
+from agentenv.sandbox.core import OWN_KINDS
 from agentenv.sandbox.parts import Slots
 from agentenv.sandbox.records import Records, Sandbox
 from agentenv.sandbox.transitions import ENDS, REACHABLE, State, recover
+from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import Hypervisor, Machine
 
 log = logging.getLogger(__name__)
@@ -26,24 +29,63 @@ class Adopted:
 
 
 async def recover_all(
-    records: Records, hypervisor: Hypervisor, slots: Slots, *, boot_id: str, now: float
+    records: Records,
+    hypervisor: Hypervisor,
+    slots: Slots,
+    snapshots: Snapshots,
+    *,
+    boot_id: str,
+    now: float,
 ) -> list[Adopted]:
     """Adopt what still runs, give every other record its end, and reap what is left over."""
     found = await asyncio.gather(
-        *(_recover_one(record, records, hypervisor, slots, boot_id, now) for record in records.unended())
+        *(
+            _recover_one(_finished(record, snapshots, now), records, hypervisor, slots, boot_id, now)
+            for record in records.unended()
+        )
     )
     adopted = [each for each in found if each is not None]
-    keep = {each.record.id for each in adopted}
-    for name in await hypervisor.reap(keep):
+    keep = {each.record.id for each in adopted if each.machine is not None}
+    for name in await hypervisor.reap({each.machine.spec.id for each in adopted if each.machine is not None}):
         log.warning("machine %s of an earlier life of this node was ended", name)
     for name in await slots.reap(keep):
         log.warning("slot %s of an earlier life of this node was released", name)
     return adopted
 
 
+def _finished(record: Sandbox, snapshots: Snapshots, now: float) -> Sandbox:
+    """A pause whose snapshot is on record has happened, though nobody could say so any more."""
+    if record.state is not State.PAUSING or record.target is None:
+        return record
+    taken = snapshots.recorded(record.target)
+    if taken is None or taken.deleted_at is not None:
+        return record
+    kept_s = record.lifecycle.paused_timeout_s
+    return record.with_state(
+        State.PAUSED,
+        snapshot=taken.id,
+        target=None,
+        pause_mode="filesystem" if taken.memory is None else "full",
+        paused_until=None if kept_s is None else now + kept_s,
+        end_at=now,
+    )
+
+
+def drop_orphans(snapshots: Snapshots, adopted: Sequence[Sandbox]) -> None:
+    """Delete what sandboxes were paused into or forked from and are not needed for that any more. Whoever
+    still runs from one holds it."""
+    needed = {record.snapshot for record in adopted if record.state is State.PAUSED}
+    for record in snapshots.of_kinds(OWN_KINDS):
+        if record.id not in needed:
+            snapshots.delete(record.id)
+
+
 async def _recover_one(
     record: Sandbox, records: Records, hypervisor: Hypervisor, slots: Slots, boot_id: str, now: float
 ) -> Adopted | None:
+    if record.state in (State.PAUSED, State.RESUMING):
+        # What of a machine there is, was on its way here or from here: the reap ends it.
+        return _paused(record, records)
     machine, slot, trouble = await _find(record, hypervisor, slots)
     state = recover(record.state, alive=machine is not None and slot is not None)
     if machine is not None and state not in REACHABLE:
@@ -55,10 +97,18 @@ async def _recover_one(
         records.update(record.with_state(state, ended_at=now, reason=reason), forget_claim=True)
         return None
     if state is not record.state:
-        record = record.with_state(state)
+        record = record.with_state(state, target=None)
         records.update(record)
     log.info("sandbox %s is adopted, %s", record.id, state)
     return Adopted(record, machine, slot)
+
+
+def _paused(record: Sandbox, records: Records) -> Adopted:
+    record = record.with_state(
+        recover(record.state, alive=False), pause_mode=record.pause_mode or "full", slot=None, machine=None
+    )
+    records.update(record)
+    return Adopted(record, None, None)
 
 
 async def _find(

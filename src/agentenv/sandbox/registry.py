@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
-from agentenv.proxy.directory import Route
+from agentenv.proxy.directory import Asleep, Route
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.records import Claim, Records, Sandbox
 from agentenv.sandbox.transitions import (
@@ -79,15 +79,16 @@ class Registry:
     def commit_leaving(self, live: Live, state: State, reason: str) -> None:
         """Record that a sandbox is on its way out. A store that refuses does not keep it: ending things
         is how a full disk gets room. The next start makes up for what was not written."""
-        self._commit_anyway(live, live.record.with_state(state, reason=reason))
+        self.commit_anyway(live, live.record.with_state(state, reason=reason))
 
     def commit_end(self, live: Live, state: State, reason: str, at: float) -> None:
         """Record an end, as `commit_leaving`. One that was never answered gives its idempotency key free."""
         unanswered = live.record.state is State.CREATING
         ended = live.record.with_state(state, ended_at=at, reason=reason)
-        self._commit_anyway(live, ended, forget_claim=unanswered)
+        self.commit_anyway(live, ended, forget_claim=unanswered)
 
-    def _commit_anyway(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
+    def commit_anyway(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
+        """Change a sandbox's record although the store may refuse it."""
         try:
             self.records.update(record, forget_claim=forget_claim)
         except StoreFault as error:
@@ -130,6 +131,18 @@ class Registry:
         live = self._live.get(sandbox_id)
         return None if live is None else route_of(live)
 
+    def asleep(self, sandbox_id: str) -> Asleep | None:
+        """See proxy.directory.Directory."""
+        live = self._live.get(sandbox_id)
+        if live is None:
+            return None
+        state = live.record.state
+        if state is State.RESUMING:
+            return "wakes"
+        if state in (State.PAUSING, State.PAUSED):
+            return "wakes" if live.record.lifecycle.auto_resume else "paused"
+        return None
+
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
     ) -> Route | None:
@@ -148,7 +161,7 @@ class Registry:
 def route_of(live: Live) -> Route | None:
     """Where a sandbox is reached now, if it is."""
     record = live.record
-    if record.state not in REACHABLE or live.slot is None:
+    if record.state not in REACHABLE or live.slot is None or live.stalled is not None:
         return None
     return Route(
         sandbox_id=record.id,

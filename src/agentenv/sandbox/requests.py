@@ -39,10 +39,6 @@ def refuse_unsupported(request: NewSandbox) -> None:
     Raises:
         NotImplementedYet: it names what.
     """
-    if request.lifecycle.on_timeout == "pause":
-        raise NotImplementedYet("pausing at expiry (autoPause) is not part of this version yet")
-    if request.lifecycle.auto_resume:
-        raise NotImplementedYet("resuming on traffic (autoResume) is not part of this version yet")
     if request.network.internet is False:
         raise NotImplementedYet("allow_internet_access: false is not part of this version yet")
     for name in UNSUPPORTED_NETWORK:

@@ -1,53 +1,57 @@
 """The sandboxes of this node: what can be done with them, one operation at a time each.
 
 A state is decided and committed synchronously, then the operation runs as a task of its own that
-finishes whatever its caller does. The rules are in `transitions`, the machines in `launch`.
+finishes whatever its caller does. The rules are in `transitions`, the machines in `launch`, what all
+operations share in `core`; each operation is a module of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import AenvError, CapacityExceeded, Conflict, NotFound, NotImplementedYet
-from agentenv.proxy.directory import Route
+from agentenv.errors import AenvError, NotFound
+from agentenv.network.ahead import SlotsAhead
+from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
-from agentenv.sandbox.agent import Agent, cause
-from agentenv.sandbox.expiry import Expiry
+from agentenv.sandbox.admission import Admission, Budget, host_free
+from agentenv.sandbox.agent import Agent
+from agentenv.sandbox.checkpointing import Checkpointing
+from agentenv.sandbox.core import RETRY_S, Core, GenerationEnd, outcome
+from agentenv.sandbox.creating import Creating
+from agentenv.sandbox.ending import Ending
+from agentenv.sandbox.forking import Child, Forking, Results
 from agentenv.sandbox.launch import AgentClient, Launcher
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
-from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Template, Templates
+from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Templates
+from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
-from agentenv.sandbox.records import Claim, Origin, Records, Sandbox, new_sandbox_id
-from agentenv.sandbox.recovery import recover_all
+from agentenv.sandbox.pool import Pool, bounds_of, makers_of
+from agentenv.sandbox.prepare import Prepared
+from agentenv.sandbox.records import Records, Sandbox
+from agentenv.sandbox.recovery import drop_orphans, recover_all
 from agentenv.sandbox.registry import Registry
-from agentenv.sandbox.requests import Answer, Key, KeyReused, NewSandbox, Stopping, refuse_unsupported
-from agentenv.sandbox.transitions import ENDS, SHOWN, Enter, Join, Operation, Outcome, State, settle
-from agentenv.vmm.machine import Exit, Hypervisor
+from agentenv.sandbox.requests import Answer, Key, NewSandbox
+from agentenv.sandbox.resuming import Resuming
+from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
+from agentenv.snapshot.records import Snapshot
+from agentenv.snapshot.store import Snapshots
+from agentenv.vmm.machine import Hypervisor
+
+__all__ = ["EXPIRIES_AT_ONCE", "RETRY_S", "STOP_GRACE_S", "Sandboxes"]
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 TURN_LIMIT_S = 60.0
 EXPIRIES_AT_ONCE = 16
-RETRY_S = 5.0
 STOP_GRACE_S = 10.0
-KEEP_CLAIMS_S = 24 * 3600.0
-KEEP_ENDED_S = 24 * 3600.0
-PRUNE_EVERY_S = 3600.0
-KEEP_PHASES = 1000
-EXPIRED = "its time-to-live ran out"
-
-GenerationEnd = Callable[[str, int], None]
+FIRST_KINDS = ("template",)
 
 
 class Sandboxes:
@@ -63,59 +67,133 @@ class Sandboxes:
         templates: Templates,
         guest_files: GuestFilesSource,
         *,
+        snapshots: Snapshots | None = None,
         clock: Clock | None = None,
+        admission: Admission | None = None,
         agent_at: Callable[[str], AgentClient] = Agent,
         turn_limit_s: float = TURN_LIMIT_S,
     ) -> None:
-        self._settings = settings
-        self._boot_id = ledger.boot_id
-        self._hypervisor = hypervisor
-        self._slots = slots
-        self._templates = templates
-        self._launcher = Launcher(
-            hypervisor, slots, guest_files, agent_at, boot_timeout_s=settings.boot_timeout_s
+        self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
+        clock = clock or SystemClock()
+        admission = admission or Admission(Budget.of(settings), lambda: host_free(settings.home))
+        ahead = SlotsAhead(slots, clock.now)
+        self.pool = Pool(
+            hypervisor,
+            ahead,
+            admission,
+            self.snapshots,
+            guest_files,
+            agent_at,
+            bounds=bounds_of(settings),
+            clock=clock,
+            at_once=makers_of(settings),
+            ready_limit_s=settings.resume_timeout_s,
         )
-        self._clock = clock or SystemClock()
-        self._turn_limit_s = turn_limit_s
-        self._all = Registry(Records(database))
-        self._expiry = Expiry(self._clock, self._expire)
+        launcher = Launcher(
+            hypervisor,
+            ahead,
+            self.snapshots,
+            guest_files,
+            agent_at,
+            boot_timeout_s=settings.boot_timeout_s,
+            resume_timeout_s=settings.resume_timeout_s,
+            ready=self.pool,
+        )
+        self._core = Core(
+            settings,
+            Records(database),
+            launcher,
+            self.snapshots,
+            clock,
+            self._expire,
+            admission=admission,
+            boot_id=ledger.boot_id,
+            turn_limit_s=turn_limit_s,
+        )
+        self._prepared = Prepared(self._core)
+        self._creating = Creating(self._core, templates, self._prepared)
+        self._ending = Ending(self._core)
+        self._pausing = Pausing(self._core)
+        self._resuming = Resuming(self._core)
+        self._checkpointing = Checkpointing(self._core)
+        self._forking = Forking(self._core, self._creating, self._checkpointing)
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
-        self._background: set[asyncio.Task[None]] = set()
-        self._listeners: list[GenerationEnd] = []
-        self._stopping = False
-        self._pruned_at = 0.0
-        self.recent: deque[Phases] = deque(maxlen=KEEP_PHASES)
+
+    @property
+    def _all(self) -> Registry:
+        return self._core.all
+
+    @property
+    def recent(self) -> deque[Phases]:
+        """What the last operations spent their time on, oldest first."""
+        return self._core.recent
 
     # Life of the service
 
     async def start(self) -> None:
         """Adopt the sandboxes of an earlier life, reap what else is left of it, and let time run on."""
+        core, launcher = self._core, self._core.launcher
+        # First what was not finished: while its files are there, a machine captured to end cannot go on.
+        for name in await self.snapshots.reap():
+            log.warning("snapshot %s of an earlier life of this node was not finished: removed", name)
         adopted = await recover_all(
-            self._all.records, self._hypervisor, self._slots, boot_id=self._boot_id, now=self._clock.now()
+            core.all.records,
+            launcher.hypervisor,
+            launcher.slots,
+            self.snapshots,
+            boot_id=core.boot_id,
+            now=core.clock.now(),
         )
         for each in adopted:
-            live = self._all.take(Live(each.record, each.machine, each.slot))
+            live = core.all.take(Live(each.record, each.machine, each.slot))
+            core.hold(live)
+            core.count(live.record)
             if live.machine is not None:
-                self._watch(live)
-            self._expiry.set(live.record.id, live.record.end_at)
-        self._prune()
+                core.watch(live)
+            if live.record.state is State.PAUSED:
+                set_paused_end(core, live)
+            else:
+                core.expiry.set(live.record.id, live.record.end_at)
+        drop_orphans(self.snapshots, [each.record for each in adopted])
+        core.collect_soon()
+        core.prune()
+        self.pool.start()
 
     async def stop(self, *, keep: bool = True) -> None:
         """Begin nothing new, let operations under way end, and let go of the machines.
 
-        With `keep` the machines run on, to be adopted at the next start; else they are ended.
+        With `keep` the machines run on, to be adopted at the next start; else they are ended. What is
+        paused stays so.
         """
-        self._stopping = True
-        self._expiry.stop()
+        core = self._core
+        core.stopping = True
+        core.expiry.stop()
+        core.stop_collecting()
         if not keep:
-            kills = [self.kill(live.record.id, why="the node stopped") for live in self._all]
+            running = [live.record.id for live in core.all if live.record.state is not State.PAUSED]
+            kills = [self.kill(each, why="the node stopped") for each in running]
             await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
-        await _let_end({live.operation for live in self._all if live.operation is not None})
-        await _cut_off({live.watch for live in self._all if live.watch is not None} | self._background)
-        for live in self._all:
+        await self._let_operations_end()
+        await self._prepared.stop()
+        await self.pool.stop()
+        await _cut_off({live.watch for live in core.all if live.watch is not None} | core.background)
+        for live in core.all:
+            live.let_go()
             if live.machine is not None:
                 live.machine.detach()
-        self._all.clear()
+        core.all.clear()
+
+    async def _let_operations_end(self) -> None:
+        """Wait for operations for a while, then cut them off; they undo what they did."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + STOP_GRACE_S
+        while under_way := {live.operation for live in self._core.all if live.operation is not None}:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                await _cut_off(under_way)
+            else:
+                await asyncio.wait(under_way, timeout=left_s)
+            await asyncio.sleep(0)  # what is over is struck by then, and what follows is seen
 
     # Looking
 
@@ -143,6 +221,19 @@ class Sandboxes:
         """See proxy.directory.Directory."""
         return self._all.route(sandbox_id)
 
+    def asleep(self, sandbox_id: str) -> Asleep | None:
+        """See proxy.directory.Directory."""
+        return self._all.asleep(sandbox_id)
+
+    async def wake(self, sandbox_id: str) -> None:
+        """See proxy.directory.Directory."""
+        live = self._all.find(sandbox_id)
+        timeout_s = self._core.settings.timeout_s if live is None else live.record.timeout_s
+        try:
+            await self._resuming.connect(sandbox_id, timeout_s)
+        except AenvError as error:
+            log.warning("sandbox %s is not woken by traffic: %s", sandbox_id, error)
+
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
     ) -> Route | None:
@@ -152,7 +243,7 @@ class Sandboxes:
     def on_generation_end(self, callback: GenerationEnd) -> None:
         """Have `callback(sandbox_id, generation)` called when a generation of a machine ends or is
         given up, after it has stopped to have a route: connections to it are to be aborted."""
-        self._listeners.append(callback)
+        self._core.listeners.append(callback)
 
     # Operations
 
@@ -162,21 +253,19 @@ class Sandboxes:
         A `key` seen before with the same request gives the sandbox that was made then.
 
         Raises:
-            NotFound: no such template. CapacityExceeded: the node is full. KeyReused: see there.
+            NotFound: no such template or snapshot. CapacityExceeded: the node is full. KeyReused: see
+                there. Incompatible: the snapshot was taken on another host or hypervisor.
             GuestFault, HostFault, StoreFault: it could not be started; nothing is left of it.
         """
-        if key is not None and (claim := self._all.records.claim(key.value)) is not None:
-            return await self._repeat(claim, key)
-        if self._stopping:
-            raise Stopping("the node is stopping", retry_after=10)
-        refuse_unsupported(request)
-        template = self._templates.get(request.template)
-        self._admit()
-        record = self._new_record(request, template)
-        claim = None if key is None else Claim(key.value, key.request, record.id, record.started_at)
-        self._prune()
-        live = self._all.add(record, claim)
-        return await _outcome(live.begin(self._create(live, template), "create"))
+        return await self._creating.create(request, key)
+
+    async def batch(self, request: NewSandbox, count: int = 1, children: Sequence[Child] = ()) -> Results:
+        """`count` new sandboxes from one template or snapshot, each with its own result.
+
+        Raises:
+            InvalidRequest: `count` is not 1 to 100. NotFound, CapacityExceeded: as `create`, for all.
+        """
+        return await self._forking.batch(request, count, children)
 
     async def kill(self, sandbox_id: str, *, why: str = "killed") -> Phases:
         """End a sandbox and release all it had; a second caller waits for the same end.
@@ -184,263 +273,154 @@ class Sandboxes:
         Raises:
             NotFound: there is none. Conflict: another operation on it does not end.
         """
-        return await _outcome(await self._begin_kill(sandbox_id, why, None))
+        return await self._ending.kill(sandbox_id, why)
 
-    async def connect(self, sandbox_id: str, timeout_s: int) -> Answer:
-        """The sandbox, running, for at least `timeout_s` seconds from now (never less than it had).
+    async def connect(self, sandbox_id: str, timeout_s: int, *, memory: bool = True) -> Answer:
+        """The sandbox, running, for at least `timeout_s` seconds from now (never less than it had). A
+        paused one is resumed, without `memory` by booting from its disk.
 
         Raises:
-            NotFound, Conflict: as for `kill`.
+            NotFound, Conflict: as for `kill`. Incompatible: it was paused on another host or hypervisor.
+            CapacityExceeded, GuestFault, HostFault, StoreFault: it could not be started, and is paused
+                as before.
         """
-        live, verdict = await self._turn(sandbox_id, Operation.CONNECT)
-        if isinstance(verdict, Enter):
-            raise NotImplementedYet("resuming a paused sandbox is not part of this version yet")
-        self._set_end(live, max(live.record.end_at, self._clock.now() + timeout_s))
-        return Answer(live.record)
+        return await self._resuming.connect(sandbox_id, timeout_s, memory=memory)
+
+    async def resume(self, sandbox_id: str, timeout_s: int) -> Answer:
+        """The same for a paused sandbox only.
+
+        Raises:
+            Conflict: it runs.
+        """
+        return await self._resuming.connect(sandbox_id, timeout_s, must_be_paused=True)
 
     async def refresh(self, sandbox_id: str, duration_s: int) -> None:
         """Let the sandbox live for at least `duration_s` seconds from now."""
-        live, _ = await self._turn(sandbox_id, Operation.TIMEOUT)
-        self._set_end(live, max(live.record.end_at, self._clock.now() + duration_s))
+        core = self._core
+        live, _ = await core.turn(sandbox_id, Operation.TIMEOUT)
+        core.set_end(live, max(live.record.end_at, core.clock.now() + duration_s))
 
     async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
         """Let the sandbox live `timeout_s` seconds from now, more or less than before. With 0 or less
-        its end has begun when this returns."""
-        live, _ = await self._turn(sandbox_id, Operation.TIMEOUT)
+        its end, or its pause, has begun when this returns."""
+        core = self._core
+        live, _ = await core.turn(sandbox_id, Operation.TIMEOUT)
         if timeout_s > 0:
-            self._set_end(live, self._clock.now() + timeout_s)
-        elif not live.busy:
-            self._enter_kill(live, "its time-to-live was set to 0", None)
-        else:  # a checkpoint or fork goes on first
-            self._set_end(live, self._clock.now())
+            core.set_end(live, core.clock.now() + timeout_s)
+        elif live.busy:  # a checkpoint or fork goes on first
+            core.set_end(live, core.clock.now())
+        elif live.record.lifecycle.on_timeout == "pause":
+            self._pausing.enter(live, memory=live.record.lifecycle.pause_memory)
+        else:
+            self._ending.enter(live, "its time-to-live was set to 0", None)
 
-    async def pause(self, sandbox_id: str, *, memory: bool = True) -> Phases:
-        """Not part of this version yet."""
-        self.get(sandbox_id)
-        raise NotImplementedYet("pausing a sandbox is not part of this version yet")
+    async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
+        """Make a snapshot of a sandbox and end its machine; without `memory` only its disk is kept, and
+        its next start boots. With `healthy` only if its agent answers. What was answered survives the
+        death of the node.
 
-    async def _turn(self, sandbox_id: str, operation: Operation) -> tuple[Live, object]:
-        return await self._all.turn(sandbox_id, operation, self._turn_limit_s)
+        Raises:
+            Conflict: it is paused already. GuestUnresponsive: the agent does not answer.
+            StoreFull, StoreFault, HostFault: it could not be written; the sandbox runs on, or has failed
+                where its machine is gone.
+        """
+        return await self._pausing.pause(sandbox_id, memory=memory, healthy=healthy)
 
-    # Creating
+    async def checkpoint(
+        self, sandbox_id: str, name: str | None = None, *, memory: bool = True
+    ) -> tuple[Snapshot, Phases]:
+        """A snapshot of a sandbox, which runs on or stays paused; it survives the host when answered.
 
-    def _admit(self) -> None:
-        """Refuse when the node is full. What is admitted is counted before anybody else can ask."""
-        limit = self._settings.max_sandboxes
-        if len(self._all) >= limit:
-            raise CapacityExceeded(
-                f"the node holds {len(self._all)} sandboxes, its limit is {limit}",
-                remedy="kill some, or raise AENV_MAX_SANDBOXES",
-                retry_after=5,
-            )
+        Raises:
+            InvalidRequest, Conflict: the name cannot be one, or is a template's.
+            StoreFull, StoreFault, HostFault: as `pause`.
+        """
+        return await self._checkpointing.checkpoint(sandbox_id, name, memory=memory)
 
-    def _new_record(self, request: NewSandbox, template: Template) -> Sandbox:
-        now = self._clock.now()
-        return Sandbox(
-            id=new_sandbox_id(),
-            state=State.CREATING,
-            template=Origin(template.id, template.name, template.build_id),
-            started_at=now,
-            end_at=now + request.timeout_s,
-            timeout_s=request.timeout_s,
-            vcpus=template.vcpus,
-            memory_mib=template.memory_mib,
-            disk_mib=template.disk_mib,
-            metadata=request.metadata,
-            env=request.env,
-            access_token=secrets.token_hex(32) if request.secure else None,
-            traffic_token=None if request.network.public else secrets.token_hex(32),
-            lifecycle=request.lifecycle,
-            network=request.network,
-            boot_id=self._boot_id,
-        )
+    async def rollback(self, sandbox_id: str, snapshot_id: str | None = None) -> Answer:
+        """Put a sandbox back to one of its checkpoints, or to its start: same id, address and token.
 
-    async def _create(self, live: Live, template: Template) -> Answer:
-        phases = Phases("create", live.record.id)
-        try:
-            await self._launcher.launch(live, template, phases, lambda record: self._all.commit(live, record))
-            self._commit_running(live)
-        except BaseException as error:
-            await self._undo_create(live, f"it could not be started: {cause(error)}")
-            raise
-        self._watch(live)
-        self._expiry.set(live.record.id, live.record.end_at)
-        self._finish(phases)
-        log.info("sandbox %s from template %s runs after %s", live.record.id, template.name, phases)
-        return Answer(live.record, phases)
+        Raises:
+            NotFound: the snapshot is not one of its own. StoreCorrupt: it cannot be used; all is as it
+                was. GuestFault, HostFault, StoreFault: it could not be started, and is paused there.
+        """
+        return await self._resuming.rollback(sandbox_id, snapshot_id)
 
-    def _commit_running(self, live: Live) -> None:
-        now = self._clock.now()
-        state = settle(Outcome.DONE, live.record.state)
-        self._all.commit(
-            live, live.record.with_state(state, started_at=now, end_at=now + live.record.timeout_s)
-        )
+    async def fork(
+        self, sandbox_id: str, count: int = 1, timeout_s: int | None = None, children: Sequence[Child] = ()
+    ) -> Results:
+        """`count` new sandboxes that go on from where this one is, each with its own result. They live
+        `timeout_s` seconds, or as long as it has left.
 
-    async def _undo_create(self, live: Live, reason: str) -> None:
-        state = settle(Outcome.UNDONE, live.record.state)
-        self._all.commit_end(live, state, reason, self._clock.now())
-        try:
-            await self._release(live)
-        except AenvError as error:  # it is tried again; the caller hears what went wrong first
-            log.warning("sandbox %s could not be released yet: %s", live.record.id, error)
+        Raises:
+            InvalidRequest: `count` is not 1 to 100. CapacityExceeded: there is no room for them all.
+            NotFound, Conflict, StoreFull, StoreFault, HostFault: as `checkpoint`.
+        """
+        return await self._forking.fork(sandbox_id, count, timeout_s, children)
 
-    async def _repeat(self, claim: Claim, key: Key) -> Answer:
-        """The answer to a request that was made before."""
-        if claim.request != key.request:
-            raise KeyReused("this Idempotency-Key was used before with another request")
-        live = self._all.find(claim.sandbox_id)
-        if live is not None and live.record.state is State.CREATING and live.operation is not None:
-            answer: Answer = await _outcome(live.operation)
-            return answer
-        record = live.record if live is not None else self._all.records.find(claim.sandbox_id)
-        if record is None:
-            raise Conflict("the sandbox that this Idempotency-Key made is no longer known")
-        return Answer(record)
+    def delete_snapshot(self, name_or_id: str) -> bool:
+        """Delete a checkpoint; False when there is none of that id or name. What runs from it goes on."""
+        found = self.snapshots.find(name_or_id)
+        if found is None or found.kind != "checkpoint":
+            return False
+        deleted = self.snapshots.delete(found.id)
+        self._core.collect_soon()
+        return deleted
 
-    def _prune(self) -> None:
-        now = self._clock.now()
-        if now - self._pruned_at >= PRUNE_EVERY_S:
-            self._pruned_at = now
-            self._all.records.prune(ended_before=now - KEEP_ENDED_S, claims_before=now - KEEP_CLAIMS_S)
+    def template_deleted(self, template_id: str) -> None:
+        """Delete the snapshots that were made for starting from a template."""
+        for record in self.snapshots.of_kinds(FIRST_KINDS):
+            if record.template.id == template_id:
+                self.snapshots.delete(record.id)
+        self._core.collect_soon()
 
-    # Ending
-
-    async def _begin_kill(
-        self, sandbox_id: str, why: str, bound: asyncio.Semaphore | None
-    ) -> asyncio.Task[Phases]:
-        live, verdict = await self._turn(sandbox_id, Operation.KILL)
-        if isinstance(verdict, Join) and live.operation is not None:
-            return live.operation
-        return self._enter_kill(live, why, bound)
-
-    def _enter_kill(self, live: Live, why: str, bound: asyncio.Semaphore | None) -> asyncio.Task[Phases]:
-        if live.record.state is not State.KILLING:
-            self._all.commit_leaving(live, State.KILLING, why)
-            self._leave(live)
-        return live.begin(self._kill(live, bound), "kill")
-
-    async def _kill(self, live: Live, bound: asyncio.Semaphore | None) -> Phases:
-        phases = Phases("kill", live.record.id)
-        if bound is not None:
-            await bound.acquire()
-        try:
-            with phases("release"):
-                await self._release(live)
-        finally:
-            if bound is not None:
-                bound.release()
-        self._finish(phases)
-        log.info("sandbox %s: %s, released after %s", live.record.id, live.record.reason, phases)
-        return phases
-
-    def _leave(self, live: Live) -> None:
-        """The present generation is given up: no expiry, and an end to connections."""
-        self._expiry.drop(live.record.id)
-        for listener in self._listeners:
-            listener(live.record.id, live.record.generation)
-
-    async def _release(self, live: Live) -> None:
-        """Release all that a sandbox has, and forget it. What fails is tried again later."""
-        try:
-            await self._launcher.release(live)
-        except BaseException:
-            self._retry_later(live.record.id)
-            raise
-        if live.record.state not in ENDS:
-            end = settle(Outcome.DONE, live.record.state)
-            self._all.commit_end(live, end, live.record.reason or "killed", self._clock.now())
-        self._all.remove(live)
-        self._expiry.drop(live.record.id)
-        if live.watch is not None:
-            live.watch.cancel()
-
-    def _retry_later(self, sandbox_id: str) -> None:
-        if self._all.find(sandbox_id) is not None:
-            self._expiry.set(sandbox_id, self._clock.now() + RETRY_S)
-
-    # Machines that end by themselves
-
-    def _watch(self, live: Live) -> None:
-        machine = live.machine
-        assert machine is not None
-        sandbox_id = live.record.id
-        machine.on_event(
-            lambda event, data: log.warning("sandbox %s: machine event %s %s", sandbox_id, event, data)
-        )
-        live.watch = asyncio.create_task(self._until_exit(live), name=f"watch {sandbox_id}")
-
-    async def _until_exit(self, live: Live) -> None:
-        assert live.machine is not None
-        ended = await live.machine.wait()
-        while live.operation is not None:  # it sees the exit itself
-            await asyncio.wait({live.operation})
-        if live.record.state is State.RUNNING:
-            live.begin(self._fail(live, _exit_reason(ended)), "release")
-
-    async def _fail(self, live: Live, reason: str) -> None:
-        log.warning("sandbox %s failed: %s", live.record.id, reason)
-        self._all.commit_end(live, settle(Outcome.DIED, live.record.state), reason, self._clock.now())
-        self._leave(live)
-        await self._release(live)
+    def drop_outdated(self) -> None:
+        """Delete first snapshots of templates that are gone or were built anew."""
+        for record in self.snapshots.of_kinds(FIRST_KINDS):
+            try:
+                current = self._creating.templates.get(record.template.id).build_id
+            except NotFound:
+                current = None
+            if record.template.build_id != current:
+                self.snapshots.delete(record.id)
+                self._core.collect_soon()
 
     # Time
 
-    def _set_end(self, live: Live, end_at: float) -> None:
-        if end_at != live.record.end_at:
-            self._all.commit(live, replace(live.record, end_at=end_at))
-            self._expiry.set(live.record.id, end_at)
-
     def _expire(self, sandbox_id: str) -> None:
-        task = asyncio.create_task(self._expire_now(sandbox_id), name=f"expire {sandbox_id}")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._core.spawn(self._expire_now(sandbox_id), f"expire {sandbox_id}")
 
     async def _expire_now(self, sandbox_id: str) -> None:
-        try:
-            live = self._all.find(sandbox_id)
-            if live is not None and live.record.state in ENDS and not live.busy:
-                await asyncio.shield(live.begin(self._release(live), "release"))
-            else:
-                await asyncio.shield(await self._begin_kill(sandbox_id, EXPIRED, self._expiries))
-        except NotFound:
-            pass
-        except AenvError as error:  # nobody waits for an expiry: it is tried again
-            log.warning("sandbox %s could not be ended yet: %s", sandbox_id, error)
-            self._retry_later(sandbox_id)
+        core = self._core
+        live = core.all.find(sandbox_id)
+        if live is None:
+            return
+        record = live.record
+        if record.state in ENDS and not live.busy:
+            await _logged(live.begin(core.release(live), "release"))
+        elif record.state is State.PAUSED and live.machine is not None and not live.busy:
+            self._pausing.tidy(live)
+        elif record.state is State.RUNNING and record.lifecycle.on_timeout == "pause":
+            await self._pause_expired(sandbox_id, record)
+        else:
+            await self._ending.expire(sandbox_id, self._expiries)
 
-    def _finish(self, phases: Phases) -> None:
-        phases.finish()
-        self.recent.append(phases)
+    async def _pause_expired(self, sandbox_id: str, record: Sandbox) -> None:
+        async with self._expiries:
+            try:
+                await asyncio.shield(self.pause(sandbox_id, memory=record.lifecycle.pause_memory))
+            except AenvError as error:  # nobody waits for it; if it runs on, it is tried again
+                log.warning("sandbox %s is not paused at its end: %s", sandbox_id, error)
 
 
-async def _outcome(operation: asyncio.Task[T]) -> T:
-    """The result of an operation, which goes on when the caller is cancelled."""
+async def _logged(operation: asyncio.Task[Any]) -> None:
     try:
-        return await asyncio.shield(operation)
-    except asyncio.CancelledError:
-        if operation.cancelled():
-            raise Stopping("the node is stopping", retry_after=10) from None
-        raise
+        await outcome(operation)
+    except AenvError:
+        pass  # logged where it ended, and tried again
 
 
-async def _let_end(operations: set[asyncio.Task[T]]) -> None:
-    """Wait for operations for a while, then cut them off; they undo what they did."""
-    if operations:
-        _, late = await asyncio.wait(operations, timeout=STOP_GRACE_S)
-        await _cut_off(late)
-
-
-async def _cut_off(tasks: set[asyncio.Task[T]]) -> None:
+async def _cut_off(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _exit_reason(ended: Exit) -> str:
-    words = {
-        "ended": "its machine was ended by something else than this node",
-        "shutdown": "the guest shut itself down",
-        "crashed": "its machine crashed",
-    }
-    status = "" if ended.status is None else f" (status {ended.status})"
-    return words[ended.reason] + status + (f": {ended.detail}" if ended.detail else "")

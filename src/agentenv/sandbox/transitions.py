@@ -36,6 +36,7 @@ class Operation(StrEnum):
     TIMEOUT = "timeout"
     CHECKPOINT = "checkpoint"
     FORK = "fork"
+    ROLLBACK = "rollback"
 
 
 class Outcome(StrEnum):
@@ -137,7 +138,7 @@ TRANSITIONS: dict[Operation, dict[State, Verdict]] = {
         S.CREATING: Wait(),
         S.RUNNING: Enter(S.CHECKPOINTING),
         S.PAUSING: Wait(),
-        S.PAUSED: Refuse(Conflict, "is paused: connect to it first"),
+        S.PAUSED: Stay(),  # what it was paused into is a snapshot already
         S.RESUMING: Wait(),
         S.CHECKPOINTING: Wait(),
         S.FORKING: Wait(),
@@ -149,7 +150,20 @@ TRANSITIONS: dict[Operation, dict[State, Verdict]] = {
         S.CREATING: Wait(),
         S.RUNNING: Enter(S.FORKING),
         S.PAUSING: Wait(),
-        S.PAUSED: Refuse(Conflict, "is paused: connect to it first"),
+        S.PAUSED: Stay(),
+        S.RESUMING: Wait(),
+        S.CHECKPOINTING: Wait(),
+        S.FORKING: Wait(),
+        S.KILLING: _ENDING,
+        S.KILLED: _GONE,
+        S.FAILED: _GONE,
+    },
+    # A rollback is a resume from another snapshot; one that fails leaves the sandbox paused there.
+    Operation.ROLLBACK: {
+        S.CREATING: Wait(),
+        S.RUNNING: Enter(S.RESUMING),
+        S.PAUSING: Wait(),
+        S.PAUSED: Enter(S.RESUMING),
         S.RESUMING: Wait(),
         S.CHECKPOINTING: Wait(),
         S.FORKING: Wait(),

@@ -47,13 +47,14 @@ def remove(path: Path) -> None:
         raise StoreFault(f"{path} cannot be removed: {error.strerror}") from error
 
 
-def remove_files(home: Path, paths: Iterable[str]) -> None:
-    """Remove files by their paths relative to `home`, and directories that this leaves empty.
+def remove_files(home: Path, paths: Iterable[str], directories: Iterable[str] = ()) -> None:
+    """Remove files by their paths relative to `home`, and directories that this leaves empty, or that are
+    empty of those given.
 
     Raises:
         StoreFault: something resists.
     """
-    parents = set()
+    parents = {home / name for name in directories}
     for path in paths:
         try:
             (home / path).unlink(missing_ok=True)

@@ -90,7 +90,7 @@ class GuestSettings:
 
     env: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
-    default_workdir: str = "/home/user"
+    default_workdir: str | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class Snapshots:
         self._root = home / ROOT
         self._holds = Holds()
 
+    @property
+    def home(self) -> Path:
+        """The node's data directory, below which all files of snapshots lie."""
+        return self._home
+
     # Making
 
     def begin(self, owner: str) -> Draft:
@@ -219,6 +224,10 @@ class Snapshots:
         """
         return listing.select(self._table.all(), query)
 
+    def of_kinds(self, kinds: Collection[str]) -> tuple[Snapshot, ...]:
+        """All snapshots of some kinds, oldest first."""
+        return tuple(each for each in self._table.all() if each.kind in kinds and each.deleted_at is None)
+
     def expired(self, now: float) -> tuple[Snapshot, ...]:
         """Snapshots whose time is over at `now`, seconds since the epoch."""
         return tuple(self._table.expired(now))
@@ -314,7 +323,9 @@ class Snapshots:
         return found
 
     async def _remove(self, found: Garbage) -> None:
-        await asyncio.to_thread(files.remove_files, self._home, found.files)
+        # One that only named others' files has an empty directory.
+        own = [f"{ROOT}/{snapshot_id}" for snapshot_id in found.records]
+        await asyncio.to_thread(files.remove_files, self._home, found.files, own)
         self._table.drop(found.records)
 
     def users_of(self, path: Path) -> tuple[str, ...]:

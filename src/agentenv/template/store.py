@@ -162,7 +162,11 @@ class Templates:
                     remedy="kill them first",
                 )
             cursor.execute("DELETE FROM templates WHERE id = ?", (template.id,))
-        template.rootfs.unlink(missing_ok=True)
+            needed = self._is_needed(cursor, template.rootfs)
+            if needed:
+                _retire(cursor, template, time.time())
+        if not needed:
+            template.rootfs.unlink(missing_ok=True)
         self.sweep()
         return template
 
@@ -181,10 +185,23 @@ class Templates:
                 retired_at = float(json.loads(row["detail"])["retired_at"])
                 if now < retired_at + GRACE_S or _live_id(cursor, row["owner"], retired_at + GRACE_S):
                     continue
+                if self._is_needed(cursor, Path(row["name"])):
+                    continue
                 Path(row["name"]).unlink(missing_ok=True)
                 cursor.execute("DELETE FROM resources WHERE id = ?", (row["id"],))
                 removed += (Path(row["name"]),)
         return removed
+
+    def _is_needed(self, cursor: sqlite3.Cursor, rootfs: Path) -> bool:
+        """Whether a snapshot that somebody took rests on the file. A template's first one goes with it."""
+        if not rootfs.is_relative_to(self._settings.home):
+            return False
+        cursor.execute(
+            "SELECT 1 FROM snapshots, json_each(document, '$.disk') AS layer"
+            " WHERE deleted_at IS NULL AND kind != 'template' AND layer.value ->> 'path' = ? LIMIT 1",
+            (str(rootfs.relative_to(self._settings.home)),),
+        )
+        return cursor.fetchone() is not None
 
 
 def _retire(cursor: sqlite3.Cursor, template: Template, at: float) -> None:

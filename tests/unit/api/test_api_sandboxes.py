@@ -26,6 +26,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
     node = MemoryNode(tmp_path, max_sandboxes=20)
     node.slots.capacity = 20
     await node.service.start()
+    await node.prepare()
     yield node
     await node.service.stop()
 
@@ -51,7 +52,7 @@ def assert_fault(answer: httpx.Response, status: int, words: str = "") -> None:
     """The documented status, and E2B's error body with the same code."""
     assert answer.status_code == status, answer.text
     body = answer.json()
-    assert set(body) == {"code", "message"}
+    assert set(body) - {"error_code"} == {"code", "message"}
     assert body["code"] == status
     assert isinstance(body["message"], str) and words in body["message"]
     assert answer.headers["should-retry"] in ("true", "false")
@@ -77,7 +78,7 @@ async def test_create_v2(client: httpx.AsyncClient, node: MemoryNode) -> None:
     }
     assert sandbox.end_at - sandbox.started_at == 300
     assert re.fullmatch(
-        r"slot;dur=[\d.]+, boot;dur=[\d.]+, agent;dur=[\d.]+, init;dur=[\d.]+, total;dur=[\d.]+",
+        r"slot;dur=[\d.]+, restore;dur=[\d.]+, run;dur=[\d.]+, agent;dur=[\d.]+, total;dur=[\d.]+",
         answer.headers["server-timing"],
     )
 
@@ -160,8 +161,6 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     "body",
     [
-        {"autoPause": True},
-        {"autoResume": {"enabled": True}},
         {"allow_internet_access": False},
         {"network": {"denyOut": ["0.0.0.0/0"]}},
         {"network": {"rules": {"x.com": [{"transform": {}}]}}},
@@ -186,19 +185,19 @@ async def test_a_full_node_says_when_to_try_again(client: httpx.AsyncClient, nod
     for _ in range(20):
         await create(client)
     answer = await client.post("/v2/sandboxes", json={"templateID": "base"})
-    assert_fault(answer, 503, "limit is 20")
+    assert_fault(answer, 503, "20 of 20 sandboxes")
     assert (answer.headers["should-retry"], answer.headers["retry-after"]) == ("true", "5")
 
 
 async def test_a_failing_host_is_not_to_be_tried_again(client: httpx.AsyncClient, node: MemoryNode) -> None:
-    node.steps.fail("boot", HostFault("no qemu"))
+    node.steps.fail("restore", HostFault("no qemu"))
     answer = await client.post("/v2/sandboxes", json={"templateID": "base"})
     assert_fault(answer, 500, "no qemu")
     assert answer.headers["should-retry"] == "false"
 
 
 async def test_an_unforeseen_error_shows_nothing(client: httpx.AsyncClient, node: MemoryNode) -> None:
-    node.steps.fail("boot", ZeroDivisionError("secret"))
+    node.steps.fail("restore", ZeroDivisionError("secret"))
     answer = await client.post("/v2/sandboxes", json={"templateID": "base"})
     assert_fault(answer, 500)
     assert "secret" not in answer.text
@@ -238,7 +237,7 @@ async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncCli
     assert body["startedAt"].endswith("Z")
     assert body["metadata"] == {"k": "v"}
     assert body["network"] == {"allowPublicTraffic": False}
-    assert body["lifecycle"] == {"onTimeout": "kill", "autoResume": False}
+    assert body["lifecycle"] == {"onTimeout": "pause", "autoResume": False}
     assert body["envdAccessToken"] == made["envdAccessToken"]
     assert made["trafficAccessToken"]
     plain = (await client.get(f"/sandboxes/{(await create(client))['sandboxID']}")).json()
@@ -361,7 +360,7 @@ async def test_connect(client: httpx.AsyncClient, node: MemoryNode, prefix: str)
 
 
 async def test_timeout_and_refreshes(client: httpx.AsyncClient, node: MemoryNode) -> None:
-    name = (await create(client, timeout=100))["sandboxID"]
+    name = (await create(client, timeout=100, autoPause=False))["sandboxID"]
 
     async def post(what: str, body: Any) -> httpx.Response:
         return await client.post(f"/sandboxes/{name}/{what}", json=body)
@@ -390,10 +389,40 @@ async def test_timeout_and_refreshes(client: httpx.AsyncClient, node: MemoryNode
 
 
 @pytest.mark.parametrize("body", [None, {}, {"memory": False}, {"requireHealthyGuest": True}])
-async def test_pause_is_501_for_now(client: httpx.AsyncClient, body: Any) -> None:
-    name = (await create(client))["sandboxID"]
-    assert_fault(await client.post(f"/sandboxes/{name}/pause", json=body), 501, "paus")
-    assert (await client.get(f"/sandboxes/{name}")).json()["state"] == "running"
+async def test_pause_and_connect(client: httpx.AsyncClient, node: MemoryNode, body: Any) -> None:
+    made = await create(client)
+    path = f"/sandboxes/{made['sandboxID']}"
+    assert (await client.post(f"{path}/pause", json=body)).status_code == 204
+    shown = (await client.get(path)).json()
+    assert shown["state"] == "paused"
+    assert shown["pauseMode"] == ("filesystem" if body and body.get("memory") is False else "full")
+    assert_fault(await client.post(f"{path}/pause", json=body), 409, "already paused")
+    assert node.hypervisor.machines == {}
+    connected = await client.post(f"/v2{path}/connect", json={"timeout": 50})
+    assert connected.status_code == 201
+    assert connected.json()["envdAccessToken"] == made["envdAccessToken"]
+    assert (await client.post(f"{path}/connect", json={"timeout": 50})).status_code == 200
+    shown = (await client.get(path)).json()
+    assert shown["state"] == "running"
+    assert "pauseMode" not in shown
+
+
+async def test_the_oldest_resume(client: httpx.AsyncClient) -> None:
+    path = f"/sandboxes/{(await create(client))['sandboxID']}"
+    assert_fault(await client.post(f"{path}/resume", json={"timeout": 50}), 409, "already running")
+    await client.post(f"{path}/pause")
+    assert (await client.post(f"{path}/resume", json={"timeout": 50})).status_code == 201
+
+
+async def test_an_agent_that_does_not_answer_is_told_apart(
+    client: httpx.AsyncClient, node: MemoryNode
+) -> None:
+    path = f"/sandboxes/{(await create(client))['sandboxID']}"
+    node.steps.fail("health", OSError("no route"))
+    answer = await client.post(f"{path}/pause", json={"requireHealthyGuest": True})
+    assert_fault(answer, 503, "runs on")
+    assert answer.json()["error_code"] == "sandbox_snapshot_guest_agent_unresponsive"
+    assert (await client.get(path)).json()["state"] == "running"
 
 
 async def test_it_goes_on_when_its_request_is_gone(client: httpx.AsyncClient, node: MemoryNode) -> None:

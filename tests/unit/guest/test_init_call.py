@@ -17,10 +17,11 @@ from support.core_agent import OWN_MACHINE, collect, command, core_agent, run, s
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces")
 
-# In the mount namespace, /etc and /run become copies that the agent may write.
+# In the mount namespace, what the agent may write is a copy, or empty.
 _COPIES = (
-    "mkdir -p {0}/etc {0}/run && cp -a /etc/passwd /etc/group /etc/hosts /etc/ssl {0}/etc/ && "
-    'mount --bind {0}/etc /etc && mount --bind {0}/run /run && exec "$@"'
+    "mkdir -p {0}/etc {0}/run {0}/share && cp -a /etc/passwd /etc/group /etc/hosts /etc/ssl {0}/etc/ && "
+    "mount --bind {0}/etc /etc && mount --bind {0}/run /run && mount --bind {0}/share /usr/local/share && "
+    'exec "$@"'
 )
 
 
@@ -65,6 +66,7 @@ def test_identity(url: str, tmp_path: Path) -> None:
     assert (tmp_path / "run/e2b/.E2B_TEMPLATE_ID").read_text() == "base"
     bundle = (tmp_path / "etc/ssl/certs/ca-certificates.crt").read_text()
     assert bundle.count(pem) == 1
+    assert (tmp_path / "share/ca-certificates/agentenv.crt").read_text() == pem
     shown = httpx.get(f"{url}/envs").json()
     assert shown == {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": "abc", "E2B_TEMPLATE_ID": "base", "A": "b"}
     assert b"\nE2B_SANDBOX_ID=abc\n" in run(url, "env").stdout

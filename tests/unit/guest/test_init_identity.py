@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -50,3 +51,24 @@ def test_hosts() -> None:
     once = identity.hosts_with(text, "one")
     assert once == text + "\n127.0.1.1\tone\t# agentenv\n"
     assert identity.hosts_with(once, "two") == text + "\n127.0.1.1\ttwo\t# agentenv\n"
+
+
+def test_a_file_is_replaced_in_place_whatever_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "name"
+    for content, mode in (("first\n", 0o644), ("a longer second\n", 0o444), ("3\n", 0o644)):
+        identity.write_file(str(path), content, mode)
+        assert path.read_text() == content
+        assert path.stat().st_mode & 0o7777 == mode
+
+
+def test_a_reader_never_sees_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "machine-id"
+    identity.write_file(str(path), "a" * 33)
+    with path.open() as reader:
+        identity.write_file(str(path), "b" * 33)
+        assert reader.read() == "b" * 33  # the same file, not another in its place
+
+
+def test_a_full_disk_is_no_success() -> None:
+    with pytest.raises(OSError, match="No space"):
+        identity.write_file("/dev/full", "anything", 0o666)

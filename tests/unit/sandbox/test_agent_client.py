@@ -193,6 +193,7 @@ async def test_work_that_ends_before_the_machine_gives_its_result() -> None:
 
 def test_the_init_document() -> None:
     document = init_document(IDENTITY, now=1_800_000_000.25, entropy=b"\1\2")
+    assert len(document.pop("lifecycleID")) == 16
     assert document == {
         "sandboxId": "i1",
         "templateId": "t1",
@@ -204,3 +205,9 @@ def test_the_init_document() -> None:
         "defaultUser": "user",
         "entropy": "AQI=",
     }
+
+
+def test_what_is_not_told_stays_as_it_is() -> None:
+    one, two = (init_document(Identity(), now=1.0, entropy=b"\1") for _ in range(2))
+    assert set(one) == {"timestamp", "entropy", "lifecycleID"}
+    assert one["lifecycleID"] != two["lifecycleID"]

@@ -19,19 +19,20 @@ from agentenv.errors import (
     StoreFull,
 )
 from agentenv.sandbox.listing import Query
-from agentenv.sandbox.records import Lifecycle, Network
+from agentenv.sandbox.records import Network
 from agentenv.sandbox.requests import Key, KeyReused, Stopping
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, MemoryTemplate, MemoryTemplates, quiet, wanted
+from support.sandbox_parts import MemoryNode, MemoryTemplate, quiet, wanted
 
-PHASES = ["acquire", "boot", "agent", "init"]
+PHASES = ["acquire", "restore", "run", "agent", "init"]
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
     node = MemoryNode(tmp_path, max_sandboxes=4)
     await node.service.start()
+    await node.prepare()
     yield node
     await node.service.stop()
 
@@ -48,7 +49,7 @@ async def test_a_created_sandbox_runs_and_is_recorded(node: MemoryNode) -> None:
     assert sandbox.slot is not None and sandbox.machine is not None
     assert (sandbox.machine.uid, sandbox.machine.nic.tap) == (sandbox.slot.uid, "tap0")
     assert answer.phases is not None
-    assert [phase.name for phase in answer.phases.ended] == ["slot", "boot", "agent", "init"]
+    assert [phase.name for phase in answer.phases.ended] == ["slot", "restore", "run", "agent"]
 
 
 async def test_the_guest_is_told_who_it_is(node: MemoryNode) -> None:
@@ -60,13 +61,13 @@ async def test_the_guest_is_told_who_it_is(node: MemoryNode) -> None:
     assert second.env == {"LANG": "C.UTF-8"}
     assert first.access_token == one.access_token
     assert one.access_token and len(one.access_token) == 64
-    assert second.access_token is two.access_token is None
+    assert (second.access_token, two.access_token) == ("", None)
     assert first.machine_id != second.machine_id
     assert first.default_user == "user"
 
 
 async def test_a_sandbox_is_on_record_before_anything_is_made(node: MemoryNode) -> None:
-    for step, slot_known in [("acquire", False), ("boot", True)]:
+    for step, slot_known in [("acquire", False), ("restore", True)]:
         node.steps.hold(step)
         creation = asyncio.create_task(node.service.create(wanted()))
         await node.steps.reached(step)
@@ -180,7 +181,7 @@ async def test_a_burst_gets_exactly_the_room_there_is(node: MemoryNode) -> None:
     refused = [each for each in results if isinstance(each, CapacityExceeded)]
     assert (len(results) - len(refused), len(refused)) == (4, 46)
     assert len(node.hypervisor.machines) == 4
-    assert "its limit is 4" in str(refused[0])
+    assert "4 of 4 sandboxes are promised" in str(refused[0])
     assert refused[0].retry_after is not None
 
 
@@ -200,7 +201,8 @@ async def test_an_unknown_template_costs_nothing(node: MemoryNode) -> None:
 
 
 async def test_a_template_counts_by_id_and_by_name(node: MemoryNode) -> None:
-    node.service._templates = MemoryTemplates(MemoryTemplate(), MemoryTemplate("tbig", "big", vcpus=4))
+    rootfs = node.templates.get("base").rootfs
+    node.templates.add(MemoryTemplate("tbig", "big", "another build", vcpus=4, rootfs=rootfs))
     assert (await node.service.create(wanted("big"))).sandbox.vcpus == 4
     assert (await node.service.create(wanted("tbig"))).sandbox.template.name == "big"
 
@@ -208,8 +210,6 @@ async def test_a_template_counts_by_id_and_by_name(node: MemoryNode) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"lifecycle": Lifecycle("pause")},
-        {"lifecycle": Lifecycle(auto_resume=True)},
         {"network": Network(internet=False)},
         {"network": Network(given={"denyOut": ["0.0.0.0/0"]})},
         {"network": Network(given={"egressProxy": {"address": "x"}})},
@@ -248,11 +248,11 @@ async def test_the_same_key_gives_the_same_sandbox(node: MemoryNode) -> None:
 
 
 async def test_the_same_key_while_the_first_is_under_way_waits_for_it(node: MemoryNode) -> None:
-    node.steps.hold("boot")
+    node.steps.hold("restore")
     calls = [asyncio.create_task(node.service.create(wanted(), Key("k1", "digest"))) for _ in range(3)]
-    await node.steps.reached("boot")
+    await node.steps.reached("restore")
     await quiet()
-    node.steps.let_go("boot")
+    node.steps.let_go("restore")
     assert len({answer.sandbox.id for answer in await asyncio.gather(*calls)}) == 1
     assert node.service.count == 1
 
@@ -265,10 +265,10 @@ async def test_the_same_key_with_another_request_is_refused(node: MemoryNode) ->
 
 
 async def test_a_key_whose_creation_failed_may_be_used_again(node: MemoryNode) -> None:
-    node.steps.fail("boot", HostFault("no luck"))
+    node.steps.fail("restore", HostFault("no luck"))
     with pytest.raises(HostFault):
         await node.service.create(wanted(), Key("k1", "digest"))
-    node.steps.mend("boot")
+    node.steps.mend("restore")
     assert (await node.service.create(wanted(), Key("k1", "digest"))).sandbox.state is State.RUNNING
 
 

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import AenvError, HostFault
-from agentenv.sandbox.requests import Key
+from agentenv.sandbox.records import Lifecycle
+from agentenv.sandbox.requests import Key, NewSandbox
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import ENDS, State
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
-STEPS = ["acquire", "boot", "agent", "init", "end", "release"]
+STEPS = [
+    "acquire", "boot", "ready", "restore", "run", "agent", "init", "stop", "capture", "sync", "end",
+    "release",
+]  # fmt: skip
 
 
 class Chaos:
@@ -33,16 +37,24 @@ class Chaos:
     def listen(self) -> None:
         self.node.service.on_generation_end(lambda name, number: self.ends.update([(name, number)]))
 
+    def wish(self) -> NewSandbox:
+        """A sandbox of the template or of a checkpoint, with some life ahead."""
+        known = [each.id for each in self.node.service.snapshots.of_kinds(("checkpoint",))]
+        lifecycle = Lifecycle(
+            self.dice.choice(["kill", "pause"]), paused_timeout_s=self.dice.choice([None, 60])
+        )
+        return wanted(self.dice.choice(["base", *known]), self.dice.randrange(1, 100), lifecycle=lifecycle)
+
     def some_id(self) -> str:
         known = [live.record.id for live in self.node.service._all]
         return self.dice.choice([*known, "iunknown"])
 
     async def step(self) -> None:
         service, dice = self.node.service, self.dice
-        match dice.randrange(11):
+        match dice.randrange(18):
             case 0 | 1 | 2:
                 key = Key(f"k{dice.randrange(4)}", "same") if dice.random() < 0.3 else None
-                self.call(service.create(wanted(timeout_s=dice.randrange(1, 100)), key))
+                self.call(service.create(self.wish(), key))
             case 3:
                 self.call(service.kill(self.some_id()))
             case 4:
@@ -61,6 +73,20 @@ class Chaos:
             case 10:
                 if self.calls and dice.random() < 0.5:
                     dice.choice(self.calls).cancel()
+            case 11 | 12:
+                self.call(service.pause(self.some_id(), memory=dice.random() < 0.7))
+            case 13 | 14:
+                self.call(service.connect(self.some_id(), dice.randrange(1, 100)))
+            case 15:
+                self.call(service.checkpoint(self.some_id(), dice.choice([None, "one", "two"])))
+            case 16:
+                self.call(service.fork(self.some_id(), dice.randrange(1, 3), 50))
+            case 17:
+                known = [each.id for each in service.snapshots.of_kinds(("checkpoint",))]
+                if known and dice.random() < 0.3:
+                    service.delete_snapshot(dice.choice(known))
+                else:
+                    self.call(service.rollback(self.some_id(), dice.choice([None, *known])))
         await quiet(dice.choice([0, 1, 2, 5, 20]))
 
     def call(self, work: object) -> None:
@@ -96,18 +122,41 @@ class Chaos:
             await quiet(50)
             self.node.clock.jump(RETRY_S)
         for result in await asyncio.gather(*self.calls, return_exceptions=True):
+            results = result if isinstance(result, list) else [result]
+            assert all(not isinstance(each, Exception) or isinstance(each, AenvError) for each in results)
             assert not isinstance(result, Exception) or isinstance(result, AenvError), repr(result)
         await quiet(50)
 
     def check(self) -> None:
         """The node at rest."""
-        running = {live.record.id for live in self.node.service._all}
-        assert {live.record.state for live in self.node.service._all} <= {State.RUNNING}
+        lives = list(self.node.service._all)
+        everyone = {live.record.id for live in lives}
+        running = {live.record.id for live in lives if live.record.state is State.RUNNING}
+        paused = everyone - running
+        assert {live.record.state for live in lives} <= {State.RUNNING, State.PAUSED}
         assert running == set(self.node.hypervisor.machines)
-        assert running == {record.id for record in self.node.records.unended()}
+        assert all(machine.running for machine in self.node.hypervisor.machines.values())
+        assert everyone == {record.id for record in self.node.records.unended()}
+        assert all(live.record == self.node.records.find(live.record.id) for live in lives)
         assert running == {owner for owner, _ in self.node.slots.taken.values()}
         assert all(count == 1 for count in self.ends.values())
-        assert not running & {name for name, _ in self.ends}
+        present = {(live.record.id, live.record.generation) for live in lives}
+        assert not {each for each in present if each[0] in running} & set(self.ends)
+        self.check_snapshots(paused)
+
+    def check_snapshots(self, paused: set[str]) -> None:
+        """No snapshot without its files, none of a sandbox's own left without it, and no draft."""
+        snapshots = self.node.service.snapshots
+        for live in self.node.service._all:
+            for role in ("snapshot", "start"):
+                assert live.holds[role].record.id == getattr(live.record, role)
+                snapshots.require_files(live.holds[role].record)
+        for record in snapshots.of_kinds(("checkpoint", "template", "pause", "fork")):
+            snapshots.require_files(record)
+        own = {record.sandbox_id for record in snapshots.of_kinds(("pause",))}
+        assert own <= paused
+        assert snapshots.of_kinds(("fork",)) == ()
+        assert snapshots.check() == ()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -120,11 +169,17 @@ async def test_any_order(tmp_path: Path, seed: int) -> None:
         await chaos.step()
     await chaos.calm()
     chaos.check()
-    survivors = {live.record.id for live in node.service._all}
+    survivors = {live.record.id: live.record.state for live in node.service._all}
     await node.service.stop()
     await node.restart()
-    assert {live.record.id for live in node.service._all} == survivors
-    assert {owner for owner, _ in node.slots.taken.values()} == survivors
+    assert {live.record.id: live.record.state for live in node.service._all} == survivors
+    chaos.ends.clear()
+    await node.service.snapshots.collect()
+    chaos.check()
+    for name in survivors:
+        await node.service.kill(name)
+    await node.service.snapshots.collect()
+    assert node.service.snapshots.of_kinds(("pause", "fork")) == ()
     await node.service.stop(keep=False)
     node.assert_empty()
     with node.database.transaction() as cursor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import Conflict, HostFault, NotFound, NotImplementedYet, StoreFull
+from agentenv.errors import Conflict, HostFault, NotFound, StoreFull
 from agentenv.sandbox.listing import Query
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.registry import file_signature
@@ -22,6 +22,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
     node = MemoryNode(tmp_path, max_sandboxes=100)
     node.slots.capacity = 100
     await node.service.start()
+    await node.prepare()
     yield node
     await node.service.stop()
 
@@ -146,7 +147,7 @@ async def test_a_kill_waits_for_the_creation(node: MemoryNode) -> None:
 
 
 async def test_waiting_has_a_limit(node: MemoryNode) -> None:
-    node.service._turn_limit_s = 0.01
+    node.service._core._turn_limit_s = 0.01
     node.steps.hold("agent")
     creation = asyncio.create_task(node.service.create(wanted()))
     await node.steps.reached("agent")
@@ -179,15 +180,13 @@ async def test_unknown_ids_are_not_found_by_any_operation(node: MemoryNode) -> N
         node.service.set_timeout("ix", 1),
         node.service.refresh("ix", 1),
         node.service.pause("ix"),
+        node.service.resume("ix", 1),
+        node.service.checkpoint("ix"),
+        node.service.rollback("ix"),
+        node.service.fork("ix"),
     ]:
         with pytest.raises(NotFound, match="\"ix\" doesn't exist or you don't have access to it"):
             await call
-
-
-async def test_pausing_is_not_there_yet(node: MemoryNode, sandbox: Sandbox) -> None:
-    with pytest.raises(NotImplementedYet):
-        await node.service.pause(sandbox.id)
-    assert node.service.get(sandbox.id).state is State.RUNNING
 
 
 # Time

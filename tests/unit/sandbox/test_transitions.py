@@ -33,8 +33,9 @@ kill        w        killing       w       killing  w        w             w    
 pause       w        pausing       j       C        w        w             w       N       N      N
 connect     w        -             w       resuming w        -             -       C       N      N
 timeout     w        -             w       C        w        -             -       N       N      N
-checkpoint  w        checkpointing w       C        w        w             w       N       N      N
-fork        w        forking       w       C        w        w             w       N       N      N
+checkpoint  w        checkpointing w       -        w        w             w       N       N      N
+fork        w        forking       w       -        w        w             w       N       N      N
+rollback    w        resuming      w       resuming w        w             w       N       N      N
 """
 
 OUTCOMES = """

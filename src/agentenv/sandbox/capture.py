@@ -1,0 +1,76 @@
+"""From a running machine to a snapshot on record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentenv.sandbox.live import Live
+from agentenv.sandbox.phases import Phases
+from agentenv.sandbox.records import Sandbox
+from agentenv.snapshot.draft import Draft
+from agentenv.snapshot.machine import Contents
+from agentenv.snapshot.records import Descent, Kind, Resources, Snapshot
+from agentenv.snapshot.store import Snapshots
+from agentenv.vmm.layer import map_of
+
+
+async def capture(
+    live: Live,
+    draft: Draft,
+    snapshots: Snapshots,
+    phases: Phases,
+    *,
+    final: bool,
+    memory: bool = True,
+) -> Contents:
+    """Stop a sandbox's machine and write its state into a draft; the machine stays stopped.
+
+    Without `memory` only the disk is told of. On failure the draft is empty again.
+    """
+    machine = live.machine
+    assert machine is not None
+    with phases("stop"):
+        await machine.stop()
+    with phases("capture"):
+        captured = await machine.capture(draft.path, final=final)
+    contents = snapshots.describe(captured, parent_of(live.record, snapshots))
+    if not memory:
+        for file in (captured.device_state, captured.memory, map_of(captured.memory)):
+            file.unlink(missing_ok=True)
+    return contents
+
+
+def parent_of(record: Sandbox, snapshots: Snapshots) -> Snapshot | None:
+    """The snapshot that a sandbox's machine stands on, although it be deleted."""
+    return None if record.snapshot is None else snapshots.recorded(record.snapshot)
+
+
+def snapshot_of(
+    record: Sandbox,
+    draft: Draft,
+    contents: Contents,
+    snapshots: Snapshots,
+    *,
+    kind: Kind,
+    now: float,
+    memory: bool = True,
+    names: Sequence[str] = (),
+) -> Snapshot:
+    """The record of what was captured of a sandbox."""
+    parent = parent_of(record, snapshots)
+    inherited = parent.fingerprint if parent is not None else {}
+    return Snapshot(
+        id=draft.id,
+        kind=kind,
+        template=Descent(record.template.id, record.template.name, record.template.build_id),
+        resources=Resources(record.vcpus, record.memory_mib, record.disk_mib),
+        disk=contents.disk,
+        created_at=now,
+        memory=contents.memory if memory else None,
+        state=contents.state if memory else None,
+        fingerprint=(record.fingerprint or inherited) if memory else {},
+        guest=record.guest,
+        parent=record.snapshot,
+        sandbox_id=record.id,
+        names=tuple(names),
+    )

@@ -1,0 +1,147 @@
+"""Checkpoints: a snapshot of a sandbox that runs on, kept until somebody deletes it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from agentenv.errors import AenvError, InvalidRequest
+from agentenv.sandbox.agent import cause
+from agentenv.sandbox.capture import capture, parent_of, snapshot_of
+from agentenv.sandbox.core import Core, outcome
+from agentenv.sandbox.live import Live
+from agentenv.sandbox.pausing import run_on
+from agentenv.sandbox.phases import Phases
+from agentenv.sandbox.transitions import Enter, Operation, Outcome, settle
+from agentenv.snapshot.draft import Draft
+from agentenv.snapshot.names import canonical
+from agentenv.snapshot.records import Kind, Snapshot
+
+log = logging.getLogger(__name__)
+
+Taken = tuple[Snapshot, Phases]
+
+
+class Checkpointing:
+    """Takes snapshots of sandboxes."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def checkpoint(self, sandbox_id: str, name: str | None = None, *, memory: bool = True) -> Taken:
+        """See Sandboxes.checkpoint."""
+        names = () if name is None else (canonical(name),)
+        return await self.take(
+            sandbox_id, Operation.CHECKPOINT, "checkpoint", names=names, memory=memory, durable=True
+        )
+
+    async def take(
+        self,
+        sandbox_id: str,
+        operation: Operation,
+        kind: Kind,
+        *,
+        names: tuple[str, ...] = (),
+        memory: bool = True,
+        durable: bool,
+    ) -> Taken:
+        """A snapshot of a sandbox that runs on, or of one that is paused."""
+        core = self._core
+        core.refuse_when_stopping()
+        live, verdict = await core.turn(sandbox_id, operation)
+        if not isinstance(verdict, Enter):
+            return await self._of_paused(live, kind, names, memory, durable)
+        draft = core.snapshots.begin(sandbox_id)
+        try:
+            core.commit(live, live.record.with_state(verdict.state, target=draft.id))
+        except BaseException:
+            await core.snapshots.abandon(draft)
+            raise
+        work = self._take(live, draft, kind, names, memory, durable)
+        return await outcome(live.begin(work, kind))
+
+    async def _take(
+        self, live: Live, draft: Draft, kind: Kind, names: tuple[str, ...], memory: bool, durable: bool
+    ) -> Taken:
+        core, snapshots = self._core, self._core.snapshots
+        phases = Phases(kind, live.record.id)
+        stopped = False
+        try:
+            if not memory:
+                await self._sync_guest(live, phases)
+            stopped = True
+            contents = await capture(live, draft, snapshots, phases, final=False, memory=memory)
+            with phases("run"):
+                await run_on(live)
+            stopped = False
+            record = snapshot_of(
+                live.record, draft, contents, snapshots, kind=kind, now=core.clock.now(),
+                memory=memory, names=names,
+            )  # fmt: skip
+            with phases("publish"):
+                made = await snapshots.publish(draft, record, durable=durable)
+        except BaseException as error:
+            await self._undo(live, draft, error, stopped)
+            raise
+        state = settle(Outcome.DONE, live.record.state)
+        before = live.record.snapshot
+        newest = made.id if memory else before
+        core.commit_anyway(live, live.record.with_state(state, snapshot=newest, target=None))
+        if not memory:  # its layer is below what the machine writes now
+            live.keep("disk", snapshots.keep(made))
+        core.finish(phases)
+        log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
+        return made, phases
+
+    async def _sync_guest(self, live: Live, phases: Phases) -> None:
+        assert live.slot is not None
+        agent = self._core.launcher.agent_at(live.slot.address)
+        try:
+            with phases("agent"):
+                await agent.sync()
+        finally:
+            await agent.close()
+
+    async def _undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
+        """Let the sandbox run on, really; where that cannot be, it has failed."""
+        core = self._core
+        try:
+            await core.snapshots.abandon(draft)
+            if stopped:
+                await run_on(live)
+        except BaseException as second:
+            await core.lose(live, f"it could not be captured: {cause(error)}; nor go on: {cause(second)}")
+            if isinstance(second, AenvError):
+                return  # the caller hears what went wrong first
+            raise
+        core.commit_anyway(
+            live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
+        )
+        log.warning("sandbox %s could not be captured and runs on: %s", live.record.id, cause(error))
+
+    async def _of_paused(
+        self, live: Live, kind: Kind, names: tuple[str, ...], memory: bool, durable: bool
+    ) -> Taken:
+        """A second record over what a sandbox was paused into: nothing is written but that."""
+        core, snapshots = self._core, self._core.snapshots
+        phases = Phases(kind, live.record.id)
+        paused = parent_of(live.record, snapshots)
+        if paused is None:
+            raise InvalidRequest(f'sandbox "{live.record.id}" has no snapshot that could be kept')
+        hold = snapshots.keep(paused)
+        draft = snapshots.begin(live.record.id)
+        try:
+            record = replace(
+                paused, id=draft.id, kind=kind, names=names, created_at=core.clock.now(), parent=paused.parent
+            )
+            if not memory:
+                record = replace(record, memory=None, state=None, fingerprint={})
+            with phases("publish"):
+                made = await snapshots.publish(draft, record, durable=durable)
+        except BaseException:
+            await snapshots.abandon(draft)
+            raise
+        finally:
+            hold.release()
+        phases.finish()
+        return made, phases

@@ -1,0 +1,190 @@
+"""Pausing: the machine becomes a snapshot, and nothing else of the sandbox is left on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from agentenv.errors import AenvError, GuestFault, HostFault, NotFound
+from agentenv.sandbox.agent import cause
+from agentenv.sandbox.capture import capture, snapshot_of
+from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.live import Live
+from agentenv.sandbox.phases import Phases
+from agentenv.sandbox.records import Sandbox
+from agentenv.sandbox.transitions import Join, Operation, Outcome, State, settle
+from agentenv.snapshot.draft import Draft
+
+log = logging.getLogger(__name__)
+
+AGENT_LIMIT_S = 5.0
+
+
+class GuestUnresponsive(GuestFault):
+    """The agent does not answer, so what depends on it was not done; the sandbox runs on."""
+
+    status = 503
+    code = "guest_unresponsive"
+    e2b_code = "sandbox_snapshot_guest_agent_unresponsive"
+
+
+class Pausing:
+    """Pauses."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
+        """See Sandboxes.pause."""
+        core = self._core
+        core.refuse_when_stopping()
+        live, verdict = await core.turn(sandbox_id, Operation.PAUSE)
+        if isinstance(verdict, Join) and live.operation is not None:
+            joined: asyncio.Task[Phases] = live.operation
+            return await outcome(joined)
+        return await outcome(self.enter(live, memory=memory, healthy=healthy))
+
+    def enter(self, live: Live, *, memory: bool, healthy: bool = False) -> asyncio.Task[Phases]:
+        """Begin the pause of a sandbox whose turn it is.
+
+        Raises:
+            StoreFull, StoreFault: it cannot even be begun; the next start clears the draft away.
+        """
+        core = self._core
+        draft = core.snapshots.begin(live.record.id)
+        core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
+        return live.begin(self._pause(live, draft, memory, healthy), "pause")
+
+    async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool) -> Phases:
+        core = self._core
+        phases = Phases("pause", live.record.id)
+        core.expiry.drop(live.record.id)
+        try:
+            answered = await self._ask_agent(live, memory, healthy, phases)
+            contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
+            now = core.clock.now()
+            record = snapshot_of(
+                live.record, draft, contents, core.snapshots, kind="pause", now=now, memory=memory
+            )
+            with phases("publish"):
+                await core.snapshots.publish(draft, record, durable=core.settings.pause_durable)
+        except BaseException as error:
+            await self._undo(live, draft, error)
+            raise
+        self._commit_paused(live, draft.id, memory, answered)
+        live.follow(self._tidy(live), "tidy")
+        core.finish(phases)
+        log.info("sandbox %s is paused after %s", live.record.id, phases)
+        return phases
+
+    async def _ask_agent(self, live: Live, memory: bool, healthy: bool, phases: Phases) -> bool:
+        """Have the guest write out its disk where only that is kept; returns whether the agent answered."""
+        if memory and not healthy:
+            return True
+        assert live.slot is not None
+        agent = self._core.launcher.agent_at(live.slot.address)
+        try:
+            with phases("agent"):
+                async with asyncio.timeout(AGENT_LIMIT_S if memory else self._core.settings.resume_timeout_s):
+                    await (agent.health() if memory else agent.sync())
+        except (GuestFault, OSError, TimeoutError) as error:
+            raise GuestUnresponsive(
+                f'the agent of sandbox "{live.record.id}" does not answer, the sandbox runs on: {error}'
+            ) from error
+        finally:
+            await agent.close()
+        return True
+
+    def _commit_paused(self, live: Live, snapshot_id: str, memory: bool, answered: bool) -> None:
+        core, before = self._core, live.record
+        now = core.clock.now()
+        kept_s = before.lifecycle.paused_timeout_s
+        until = None if kept_s is None else now + kept_s
+        state = settle(Outcome.DONE, before.state)
+        core.unwatch(live)
+        # The snapshot is on record: whether this is written or not, the next start finds it paused.
+        core.commit_anyway(
+            live,
+            before.with_state(
+                state,
+                snapshot=snapshot_id,
+                target=None,
+                pause_mode="full" if memory else "filesystem",
+                agent_answered=answered,
+                paused_until=until,
+                end_at=now,
+                reason=None,
+            ),
+        )
+        core.leave(live)
+        core.discard(before.snapshot)
+        if not core.settings.pause_durable:
+            core.spawn(self._make_durable(snapshot_id), f"sync {snapshot_id}")
+
+    async def _make_durable(self, snapshot_id: str) -> None:
+        try:
+            await self._core.snapshots.make_durable(snapshot_id)
+        except NotFound:
+            pass  # resumed and gone by now
+        except AenvError as error:  # the pause stands all the same, as long as the host does
+            log.warning("snapshot %s is not synced: %s", snapshot_id, error)
+
+    async def _tidy(self, live: Live) -> None:
+        """End what a paused sandbox has no more use for; tried again when it fails."""
+        core, sandbox_id = self._core, live.record.id
+        try:
+            await core.launcher.release(live)
+        except AenvError as error:
+            log.warning("the machine of paused sandbox %s is not released yet: %s", sandbox_id, error)
+            core.retry_later(sandbox_id)
+            return
+        core.count(live.record)
+        set_paused_end(core, live)
+
+    def tidy(self, live: Live) -> None:
+        """Try again to end what is left of a paused sandbox's machine."""
+        live.begin(self._tidy(live), "tidy")
+
+    async def _undo(self, live: Live, draft: Draft, error: BaseException) -> None:
+        """Let the sandbox run on, really; where that cannot be, it has failed."""
+        core = self._core
+        try:
+            await core.snapshots.abandon(draft)
+            await run_on(live)
+        except BaseException as second:
+            await core.lose(live, f"it could not be paused: {cause(error)}; nor go on: {cause(second)}")
+            if isinstance(second, AenvError):
+                return  # the caller hears what went wrong first
+            raise
+        core.commit_anyway(
+            live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
+        )
+        core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + RETRY_S))
+        log.warning("sandbox %s could not be paused and runs on: %s", live.record.id, cause(error))
+
+
+async def run_on(live: Live) -> None:
+    """Let a stopped machine go on.
+
+    Raises:
+        HostFault: it is gone.
+    """
+    machine = live.machine
+    if machine is None or machine.exited:
+        detail = (await machine.wait()).detail if machine is not None else "it is gone"
+        raise HostFault(f"its machine ended: {detail}")
+    await machine.run()
+
+
+def set_paused_end(core: Core, live: Live) -> None:
+    """Have a paused sandbox's own time run."""
+    if live.record.paused_until is None:
+        core.expiry.drop(live.record.id)
+    else:
+        core.expiry.set(live.record.id, live.record.paused_until)
+
+
+def awake(record: Sandbox) -> Sandbox:
+    """A record without what only a paused sandbox has."""
+    return replace(record, pause_mode=None, paused_until=None, agent_answered=True, reason=None)

@@ -1,0 +1,145 @@
+"""A template's first snapshot: booted cold once, captured when its agent is ready, then started from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from agentenv.errors import AenvError, StoreCorrupt
+from agentenv.network.slot import Slot
+from agentenv.sandbox.agent import Identity
+from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.launch import spec_of
+from agentenv.sandbox.parts import Template
+from agentenv.sandbox.phases import Phases
+from agentenv.snapshot.draft import Draft
+from agentenv.snapshot.machine import stored
+from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
+from agentenv.vmm.machine import Layer, Machine
+
+log = logging.getLogger(__name__)
+
+
+class Prepared:
+    """The first snapshots of templates, each made when it is first asked for."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._launcher = core.launcher
+        self._snapshots = core.snapshots
+        self._making: dict[str, asyncio.Task[Snapshot]] = {}
+
+    def ready(self, template: Template) -> Snapshot | None:
+        """The snapshot, if it is there and whole."""
+        found = self._snapshots.of_build(template.build_id)
+        if found is None:
+            return None
+        try:
+            self._snapshots.require_files(found)
+        except StoreCorrupt as error:
+            log.warning("the snapshot of template %s is made anew: %s", template.name, error)
+            self._snapshots.delete(found.id)
+            return None
+        return found
+
+    async def of(self, template: Template, unusable: str | None = None) -> Snapshot:
+        """The snapshot of a template, made if there is none; callers at the same time share the making.
+
+        `unusable` is the id of one that could not be restored here: it is replaced, once.
+
+        Raises:
+            AenvError: it could not be made; nothing is left of the attempt.
+        """
+        found = self.ready(template)
+        if found is not None and found.id == unusable:
+            self._snapshots.delete(found.id)
+            found = None
+        if found is not None:
+            return found
+        task = self._making.get(template.build_id)
+        if task is None:
+            task = asyncio.create_task(self._make(template), name=f"prepare {template.name}")
+            self._making[template.build_id] = task
+            task.add_done_callback(lambda done: self._made(template, done))
+        return await outcome(task)
+
+    async def stop(self) -> None:
+        """Break off what is being made."""
+        tasks = list(self._making.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _made(self, template: Template, task: asyncio.Task[Snapshot]) -> None:
+        del self._making[template.build_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("template %s could not be prepared: %s", template.name, error)
+
+    async def _make(self, template: Template) -> Snapshot:
+        phases = Phases("prepare", template.id)
+        draft = self._snapshots.begin(template.id)
+        try:
+            record = await self._boot_and_capture(template, draft, phases)
+            with phases("publish"):
+                made = await self._snapshots.publish(draft, record, durable=True)
+        except BaseException:
+            await self._snapshots.abandon(draft)
+            raise
+        phases.finish()
+        log.info("template %s is prepared after %s", template.name, phases)
+        return made
+
+    async def _boot_and_capture(self, template: Template, draft: Draft, phases: Phases) -> Snapshot:
+        launcher = self._launcher
+        resources = Resources(template.vcpus, template.memory_mib, template.disk_mib)
+        slot = await launcher.slots.acquire(draft.id)
+        machine: Machine | None = None
+        try:
+            layers = (Layer(template.rootfs, "raw"),)
+            spec = spec_of(draft.id, resources, slot, layers, launcher.guest_files())
+            stored(self._snapshots.home, template.rootfs)  # refused before anything is booted
+            fingerprint = await launcher.hypervisor.fingerprint(spec)
+            with phases("boot"):
+                machine = await launcher.hypervisor.boot(spec)
+            with phases("agent"):
+                await self._until_ready(machine, slot)
+            with phases("stop"):
+                await machine.stop()
+            with phases("capture"):
+                contents = self._snapshots.describe(await machine.capture(draft.path, final=True))
+        finally:
+            await self._release(machine, slot)
+        return Snapshot(
+            id=draft.id,
+            kind="template",
+            template=Descent(template.id, template.name, template.build_id),
+            resources=resources,
+            disk=contents.disk,
+            created_at=time.time(),
+            memory=contents.memory,
+            state=contents.state,
+            fingerprint=fingerprint,
+            guest=GuestSettings(dict(template.env), template.default_user, template.default_workdir),
+        )
+
+    async def _release(self, machine: Machine | None, slot: Slot) -> None:
+        """End the machine that was booted; tried again when it fails, which is not the snapshot's matter."""
+        try:
+            if machine is not None:
+                await machine.end()
+            await self._launcher.slots.release(slot)
+        except AenvError as error:
+            log.warning("a machine that a template was prepared in is not released yet: %s", error)
+            self._core.clock.call_later(
+                RETRY_S, lambda: self._core.spawn(self._release(machine, slot), "release")
+            )
+
+    async def _until_ready(self, machine: Machine, slot: Slot) -> None:
+        """The agent has answered, and has done once what every start will ask of it."""
+        agent = self._launcher.agent_at(slot.address)
+        try:
+            await agent.wait_ready(machine, self._launcher.boot_timeout_s)
+            await agent.take_over(machine, Identity(), self._launcher.boot_timeout_s)
+        finally:
+            await agent.close()

@@ -1,0 +1,97 @@
+"""Requests to sandboxes that are paused: kept until they run, refused, or answered as they must be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from support.front_node import Node, head_for, read_answer, read_head
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A guest that answers with the body it was sent, as its length header or chunks tell."""
+    while True:
+        head = (await read_head(reader)).lower()
+        length = 0
+        for line in head.split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        body = await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+async def asked(node: Node) -> None:
+    """Return once a sandbox was asked to wake."""
+    while not node.sandboxes.woken:
+        await asyncio.sleep(0.001)
+
+
+def wake(node: Node, sandbox_id: str = "abc") -> None:
+    node.sandboxes.add(sandbox_id, 2)
+    node.sandboxes.wakes.set()
+
+
+@pytest.mark.parametrize("size", [0, 10, 3_000_000])
+async def test_a_request_waits_and_then_goes_its_way(node: Node, size: int) -> None:
+    port = await node.guest(echo)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    body = bytes(range(256)) * (size // 256 + 1)
+    body = body[:size]
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", port, "/", "POST", f"Content-Length: {size}") + body)
+        await asked(node)
+        answer = asyncio.create_task(read_answer(reader))
+        await asyncio.sleep(0)
+        assert not answer.done()
+        wake(node)
+        assert (await answer)[::2] == (200, body)
+        writer.write(head_for("abc", port))  # the connection goes on
+        assert (await read_answer(reader))[0] == 200
+    assert node.sandboxes.woken == ["abc"]
+
+
+async def test_what_comes_meanwhile_is_kept_in_order(node: Node) -> None:
+    port = await node.guest(echo)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", port, "/", "POST", "Content-Length: 6") + b"abc")
+        await asked(node)
+        writer.write(b"def" + head_for("abc", port))
+        wake(node)
+        assert (await read_answer(reader))[::2] == (200, b"abcdef")
+        assert (await read_answer(reader))[::2] == (200, b"")
+
+
+async def test_one_that_does_not_wake_is_not_found(node: Node) -> None:
+    node.sandboxes.sleepers["abc"] = "wakes"
+    node.sandboxes.wakes.set()
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", 80))
+        status, _, body = await read_answer(reader)
+    assert (status, json.loads(body)["message"]) == (502, "The sandbox was not found")
+
+
+async def test_a_client_that_leaves_meanwhile_is_forgotten(node: Node) -> None:
+    port = await node.guest(echo)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    async with node.client() as (_, writer):
+        writer.write(head_for("abc", port))
+        await asked(node)
+        writer.transport.abort()
+    wake(node)
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", port))
+        assert (await read_answer(reader))[0] == 200
+
+
+@pytest.mark.parametrize(("prefix", "status"), [("E2b-Sandbox-Id", 502), ("x-agentenv-sandbox-id", 410)])
+async def test_one_that_is_not_to_wake(node: Node, prefix: str, status: int) -> None:
+    """E2B's clients take a paused sandbox for one that is not there; AgentENV's are told."""
+    node.sandboxes.sleepers["abc"] = "paused"
+    port = "E2b-Sandbox-Port" if status == 502 else "x-agentenv-target-port"
+    async with node.client() as (reader, writer):
+        writer.write(f"GET / HTTP/1.1\r\nHost: localhost\r\n{prefix}: abc\r\n{port}: 80\r\n\r\n".encode())
+        assert (await read_answer(reader))[0] == status
+    assert node.sandboxes.woken == []

@@ -87,8 +87,12 @@ def test_a_node_in_the_background(aenv: Aenv) -> None:
     assert "used by 1 sandbox" in in_use.stderr
 
     stopped = aenv("node", "stop")
-    assert "ended 1 sandbox\n" in stopped.stdout
+    assert "paused 1 sandbox\n" in stopped.stdout, stopped.stderr
     assert aenv("node", "status").returncode == 3
+    assert aenv("node", "start", "--port", variables["E2B_API_URL"].rpartition(":")[2]).returncode == 0
+    assert sandbox.connect().commands.run("cat note").stdout == "kept\n"
+    assert sandbox.kill() is True
+    assert "paused 0 sandboxes\n" in aenv("node", "stop").stdout
     deleted = aenv("template", "delete", "base")
     assert deleted.returncode == 0, deleted.stderr
     assert aenv("template", "list", "--names").stdout == ""

@@ -79,7 +79,7 @@ class RunningNode:
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End all sandboxes, then the node, as `aenv node stop` does."""
+        """Pause all sandboxes and end the node, as `aenv node stop` does."""
         if self._process is None:
             return
         subprocess.run(

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentenv.errors import HostFault
+from agentenv.errors import HostFault, OutcomeUnknown
 
 REQUEST_LIMIT_S = 60.0
 AT_ONCE = 8
+PASSES = 20
 
 
 class LocalNode:
@@ -25,17 +26,27 @@ class LocalNode:
         """Sandboxes that run now."""
         return int(self._call("GET", "/v2/sandboxes?limit=1")[1].get("x-total-running", "0"))
 
-    def end_all(self) -> int:
-        """Delete every sandbox, a few at a time; returns how many there were."""
-        ended = 0
+    def pause_all(self) -> int:
+        """Pause every sandbox that runs, a few at a time; returns how many there were."""
+        paused = 0
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            while sandboxes := self._call("GET", "/v2/sandboxes?limit=100")[0]:
-                ids = [sandbox["sandboxID"] for sandbox in sandboxes]
-                list(pool.map(lambda name: self._call("DELETE", f"/sandboxes/{name}", missing_ok=True), ids))
-                ended += len(ids)
-        return ended
+            for _ in range(PASSES):
+                sandboxes = self._call("GET", "/v2/sandboxes?state=running&limit=100")[0]
+                if not sandboxes:
+                    return paused
+                paused += sum(pool.map(self._pause, [sandbox["sandboxID"] for sandbox in sandboxes]))
+        raise OutcomeUnknown(
+            "some sandboxes run on, although all were paused again and again",
+            remedy="see what is done with them, or stop with --keep",
+        )
 
-    def _call(self, method: str, path: str, *, missing_ok: bool = False) -> tuple[Any, dict[str, str]]:
+    def _pause(self, sandbox_id: str) -> bool:
+        # 404: it ended meanwhile; 409: somebody else paused it, or it is busy and the next pass has it
+        return self._call("POST", f"/sandboxes/{sandbox_id}/pause", accepted=(404, 409))[2] < 400
+
+    def _call(
+        self, method: str, path: str, *, accepted: tuple[int, ...] = ()
+    ) -> tuple[Any, dict[str, str], int]:
         host = self._address.hostname or "127.0.0.1"
         connection = http.client.HTTPConnection(host, self._address.port, timeout=REQUEST_LIMIT_S)
         try:
@@ -46,7 +57,10 @@ class LocalNode:
             raise HostFault(f"the node at {self._address.geturl()} does not answer: {error}") from error
         finally:
             connection.close()
-        if response.status >= 400 and not (missing_ok and response.status == 404):
-            raise HostFault(f"{method} {path}: {response.status} {body.decode(errors='replace')}")
+        if response.status >= 400 and response.status not in accepted:
+            raise HostFault(
+                f"{method} {path}: {response.status} {body.decode(errors='replace')}",
+                remedy="look at the node's log",
+            )
         headers = {name.lower(): value for name, value in response.getheaders()}
-        return (json.loads(body) if body else None), headers
+        return (json.loads(body) if body else None), headers, response.status

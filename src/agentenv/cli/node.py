@@ -46,7 +46,7 @@ def start(home: Path | None, host: str | None, port: int | None) -> None:
 @home_option
 @click.option("--keep", is_flag=True, help="Leave the sandboxes running; the next start adopts them.")
 def stop(home: Path | None, keep: bool) -> None:
-    """Stop the node and, unless --keep is given, end its sandboxes first."""
+    """Stop the node and, unless --keep is given, pause its sandboxes first."""
     settings = config.load(home=home)
     require_root(settings)
     running = run_record.read(settings)
@@ -54,8 +54,8 @@ def stop(home: Path | None, keep: bool) -> None:
         click.echo(f"no node runs on {settings.home}")
         return
     if not keep:
-        ended = LocalNode(running.url, api_key(settings)).end_all()
-        click.echo(f"ended {ended} sandbox{'' if ended == 1 else 'es'}")
+        paused = LocalNode(running.url, api_key(settings)).pause_all()
+        click.echo(f"paused {paused} sandbox{'' if paused == 1 else 'es'}")
     terminate(running)
     click.echo(f"stopped {running.url}")
 

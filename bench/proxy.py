@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, cast
 
 import uvloop
@@ -115,12 +116,21 @@ async def serve_proxy() -> None:
 
 @dataclass
 class Way:
-    """A way to the guest: where to connect, and what each head carries."""
+    """A way to the guest: where to connect, and what each head carries.
+
+    A varied way's heads differ from one request of a connection to the next.
+    """
 
     name: str
     port: int
     pid: int
     fields: str
+    varied: bool = False
+
+    def heads(self, start: str, number: int) -> list[bytes]:
+        """What a connection sends in turn."""
+        head = self.head(start, number)
+        return [head, head.replace(b"bench", b"Bench")] if self.varied else [head]
 
     def head(self, start: str, number: int = 0) -> bytes:
         """A head as an SDK sends it."""
@@ -140,8 +150,8 @@ class Way:
 class Caller(asyncio.Protocol):
     """One keep-alive connection that has one request out at a time."""
 
-    def __init__(self, load: Load, request: bytes) -> None:
-        self.load, self.request = load, request
+    def __init__(self, load: Load, requests: list[bytes]) -> None:
+        self.load, self.requests = load, cycle(requests)
         self.transport = cast(asyncio.Transport, None)
         self.got = self.due = 0.0
         self.size = 0
@@ -151,7 +161,7 @@ class Caller(asyncio.Protocol):
 
     def send(self, due: float) -> None:
         self.due, self.got = due, 0
-        self.transport.write(self.request)
+        self.transport.write(next(self.requests))
 
     def data_received(self, data: bytes) -> None:
         if not self.got:
@@ -193,8 +203,8 @@ async def connect_callers(load: Load, way: Way, connections: int) -> list[Caller
     loop = asyncio.get_running_loop()
     callers = []
     for number in range(connections):
-        request = way.head("GET /", number)
-        _, caller = await loop.create_connection(lambda r=request: Caller(load, r), "127.0.0.1", way.port)  # type: ignore[misc]
+        requests = way.heads("GET /", number)
+        _, caller = await loop.create_connection(lambda r=requests: Caller(load, r), "127.0.0.1", way.port)  # type: ignore[misc]
         callers.append(caller)
     return callers
 
@@ -302,7 +312,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             f"E2b-Sandbox-Id: box{{n}}\r\nE2b-Sandbox-Port: {guest_port}\r\n"
             f"E2b-Traffic-Access-Token: {TOKEN}\r\n"
         )
-        result: dict[str, Any] = await measure(Way("proxy", proxy_port, proxy_pid, routing), options)
+        way = Way("proxy", proxy_port, proxy_pid, routing, options.varied)
+        result: dict[str, Any] = await measure(way, options)
         result["direct"] = await measure(Way("direct", guest_port, guest_pid, ""), options)
         return result
 
@@ -312,6 +323,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each of the two request parts")
+    parser.add_argument("--varied", action="store_true", help="no two requests in a row have the same fields")
     parser.add_argument("--mib", type=int, default=512, help="size of the bodies")
     parser.add_argument(
         "--rate-limit", type=float, default=8000, help="the latency part runs at most at half of it"

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 import audit
 from agentenv import config
 
 pytest_plugins = ["support.fixtures"]
+
+# No test fails for being slow: machines are shared.
+hypothesis.settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("shared")
 
 # Time for the kernel, and for a node's work in the background, to let go of what a test used.
 _SETTLE_LIMIT_S = 15.0

@@ -142,6 +142,17 @@ def test_a_watcher_sees_a_write(sandbox: Sandbox) -> None:
     sandbox.files.remove("/tmp/watched")
 
 
+def test_a_recursive_watcher_follows_a_new_directory(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("/tmp/tree")
+    watcher = sandbox.files.watch_dir("/tmp/tree", recursive=True)
+    sandbox.files.make_dir("/tmp/tree/sub")
+    sandbox.files.write("/tmp/tree/sub/new.txt", "x")
+    events = {(event.name, event.type.value) for event in watcher.get_new_events()}
+    assert events >= {("sub", "create"), ("sub/new.txt", "create"), ("sub/new.txt", "write")}
+    watcher.stop()
+    sandbox.files.remove("/tmp/tree")
+
+
 def test_signed_urls_without_the_sandbox_in_them(sandbox: Sandbox) -> None:
     sandbox.files.write("/tmp/signed.txt", "signed content")
     url = sandbox.download_url("/tmp/signed.txt", use_signature_expiration=60)

@@ -9,6 +9,7 @@ import click
 
 from agentenv import config
 from agentenv.cli.options import home_option, output_option
+from agentenv.cli.root import rather_as_root
 
 
 @click.command("doctor")
@@ -17,9 +18,11 @@ from agentenv.cli.options import home_option, output_option
 def command(home: Path | None, output: str) -> None:
     """List every capability with ok, missing or degraded, why it matters and how to get it.
 
-    Exit code 0 when a node can run here, 6 when something required is missing.
+    Exit code 0 when a node can run here, 6 when something required is missing. A user who may use
+    sudo is told what root can do, since a node runs as root.
     """
     settings = config.load(home=home)
+    rather_as_root(settings)
     from agentenv.host import doctor
 
     capabilities = doctor.run(settings)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from typing import NoReturn
 
 import click
 
 from agentenv.config import Settings
-from agentenv.errors import HostIncapable
+from agentenv.errors import HostFault, HostIncapable
 
 # What sudo would drop and the command needs: package tools reach their mirror through these.
 PASSED = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
@@ -20,13 +22,32 @@ def require_root(settings: Settings) -> None:
 
     Raises:
         HostIncapable: not root, and there is no sudo.
+        HostFault: the data directory cannot be made.
     """
     if os.geteuid() == 0:
         return
     if shutil.which("sudo") is None:
         raise HostIncapable("this command needs root and there is no sudo", remedy="run it as root")
-    # Made by the user, so that the directory and the key in it belong to the user.
-    settings.home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:  # made by the user, so that the directory and the key in it belong to the user
+        settings.home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except PermissionError:  # root's own, as /var/lib/aenv: then root makes it
+        pass
+    except OSError as error:
+        raise HostFault(
+            f"cannot make {settings.home}: {error.strerror}", remedy="set AENV_HOME to another directory"
+        ) from None
+    _through_sudo(settings)
+
+
+def rather_as_root(settings: Settings) -> None:
+    """As `require_root` where sudo asks for no password; else return, for what a user can do as well."""
+    if os.geteuid() == 0 or shutil.which("sudo") is None:
+        return
+    if subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0:
+        _through_sudo(settings)
+
+
+def _through_sudo(settings: Settings) -> NoReturn:
     kept = {name: value for name, value in os.environ.items() if name.startswith("AENV_") or name in PASSED}
     kept["AENV_HOME"] = str(settings.home)
     click.echo("aenv: this needs root: going on through sudo", err=True)

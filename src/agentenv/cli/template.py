@@ -63,13 +63,16 @@ def create(
     require_root(settings)
     from agentenv.records.ledger import Ledger
     from agentenv.template.create import create as make
+    from agentenv.template.create import reap
 
     with _database(settings) as database:
+        ledger = Ledger(database)
+        reap(ledger, database)  # what a killed build left takes a gigabyte
         template = asyncio.run(
             make(
                 settings,
                 database,
-                Ledger(database),
+                ledger,
                 name,
                 source,
                 vcpus=vcpus,

@@ -11,9 +11,10 @@ from agentenv.errors import HostFault
 from agentenv.guestimage import apt, bzimage
 
 # Meta packages, best first: Debian's kernel for clouds, then what Ubuntu calls virtual. Each
-# depends on the package of one release, whose modules Ubuntu keeps in a package of their own.
+# depends on the package of one release, whose modules Ubuntu keeps in a package of their own; since
+# Linux 7, Debian's depends in turn on three: the image (binary), the modules, what is built in (base).
 META_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual")
-_RELEASE_PACKAGE = re.compile(r"linux-(?:image|modules)-(?:unsigned-)?\d.*")
+_RELEASE_PACKAGE = re.compile(r"linux-(?:image|binary|modules|base)-(?:unsigned-)?\d.*")
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,21 @@ def fetch(target: Path) -> Kernel:
     """
     packages = resolve()
     with apt.unpacked(packages) as tree:
-        images = sorted(tree.glob("boot/vmlinuz-*"))
+        images = sorted([*tree.glob("boot/vmlinuz-*"), *tree.glob("usr/lib/modules/*/vmlinuz")])
         if not images:
             raise HostFault(f"no kernel image in {' '.join(package.name for package in packages)}")
         modules = next(iter(sorted(tree.glob("**/lib/modules/*"))), None)
         target.mkdir(parents=True)
         shutil.copyfile(images[0], target / "vmlinuz")
         if modules is not None:
-            shutil.copytree(modules, target / "modules", symlinks=True)
+            shutil.copytree(modules, target / "modules", symlinks=True, ignore=_images)
     image = target / "vmlinuz"
     origin = f"{packages[0].name} {packages[0].version}"
     return Kernel(image, bzimage.release_of(image), target / "modules" if modules else None, origin)
+
+
+def _images(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith("vmlinuz")]
 
 
 def resolve() -> list[apt.Package]:

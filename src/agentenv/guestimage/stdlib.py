@@ -58,7 +58,8 @@ class Library:
 
     def __init__(self, sources: Path) -> None:
         self.sources = sources
-        self.extensions = sources / "lib-dynload"
+        shared = sorted((sources / "lib-dynload").glob("*.so"))
+        self._extensions = {path.name.partition(".")[0]: path for path in shared}
 
     def source(self, name: str) -> Path | None:
         """The file of a pure module or package."""
@@ -70,20 +71,19 @@ class Library:
 
     def extension(self, name: str) -> Path | None:
         """The shared object of an extension module, unless it is built into the interpreter."""
-        found = sorted(self.extensions.glob(f"{name}.cpython-*.so")) + sorted(
-            self.extensions.glob(f"{name}.so")
-        )
-        return found[0] if found else None
+        return self._extensions.get(name)
 
     def closure(self, programs: Iterable[Path]) -> dict[str, Path]:
         """Module name → file of all that the programs and `ALWAYS` import, directly or not."""
         found: dict[str, Path] = {}
+        seen: set[str] = set()
         waiting = [*ALWAYS]
         for program in programs:
             waiting += imports(program.read_bytes(), package="")
         while waiting:
             name = waiting.pop()
-            path = None if name in found or _left_out(name) else self._file(name)
+            path = None if name in seen or _left_out(name) else self._file(name)
+            seen.add(name)
             if path is not None:
                 found[name] = path
                 waiting += _parents(name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.config import Settings
-from agentenv.errors import HostFault
+from agentenv.errors import AenvError, HostFault, StoreFull
 from agentenv.guestimage import build as guest
 from agentenv.guestimage.steps import Report, step
 from agentenv.host import accelerator
@@ -36,6 +38,7 @@ def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: b
     Raises:
         HostIncapable: a program or package is missing; the error says how to get it.
         HostFault: something that should work failed, as a download.
+        StoreFull: no space in the data directory or for temporary files.
     """
     changed: list[str] = []
 
@@ -49,10 +52,29 @@ def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: b
         current.changed = bool(made)
         current.detail = str(settings.home)
         changed += made
-    changed += guest.build(settings, progress, refresh=refresh).made
+    with filesystem_faults(settings):
+        changed += guest.build(settings, progress, refresh=refresh).made
     with step("accelerator", progress) as current:
         current.detail = str(accelerator.choose(settings))
     return Outcome(tuple(changed))
+
+
+@contextmanager
+def filesystem_faults(settings: Settings) -> Iterator[None]:
+    """Turn what the filesystem refuses while files are made into an error that tells what to do."""
+    try:
+        yield
+    except AenvError:
+        raise
+    except OSError as error:
+        # shutil gathers many failed copies into one error, which has no number but their texts.
+        text = error.strerror or str(error)[:300]
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in text:
+            raise StoreFull(
+                f"no space left to make the guest's files in {settings.guest_dir}",
+                remedy="free some there and in /tmp, or set AENV_HOME to another place",
+            ) from error
+        raise HostFault(f"cannot make the guest's files in {settings.guest_dir}: {text}") from error
 
 
 def describe(report: Report) -> str:

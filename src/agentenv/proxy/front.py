@@ -28,6 +28,7 @@ from agentenv.proxy.head import (
     END,
     HEAD_LIMIT,
     HeadTooLarge,
+    Memory,
     NeverComplete,
     RequestHead,
     never_a_head,
@@ -100,6 +101,7 @@ class Front(asyncio.Protocol):
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._secure = False
+        self._memory = Memory()
         self._head = bytearray()  # the next request, as far as its head is not complete
         self._waiting = bytearray()  # what was sent before the exchange under way is over
         self._body: Body | None = None  # of the request under way, until it has all come
@@ -236,7 +238,7 @@ class Front(asyncio.Protocol):
 
     def _begin(self, raw: bytes) -> None:
         try:
-            head = parse_request(raw)
+            head = parse_request(raw, self._memory)
             self._body = request_body(head)
             if head.method == b"CONNECT":
                 raise Malformed("this is no forward proxy")
@@ -287,7 +289,7 @@ class Front(asyncio.Protocol):
         return data[taken:]
 
     def _begin_relay(self, head: RequestHead, target: Target, route: Route, has_body: bool) -> None:
-        relay = Relay(self, self.plane, route, target, head, has_body)
+        relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
         self._exchange = relay
         relay.start()
 

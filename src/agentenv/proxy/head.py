@@ -8,19 +8,22 @@ codings other than chunked.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from agentenv.proxy.framing import Body, Chunked, Malformed, Sized, UntilClose
 
 HEAD_LIMIT = 64 * 1024  # bytes, of requests and of answers
 END = b"\r\n\r\n"
+HOST_LIMIT = 512  # bytes; names have up to 253 (RFC 1035, 2.3.4), and a port may follow
+LENGTH_DIGITS = 18  # the most that a Content-Length may have
+REMEMBERED_LIMIT = 4096  # bytes of fields that are kept to be recognised
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21-\x7e\x80-\xff]+) HTTP/([0-9])\.([0-9])\r\n")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*)?\r\n")
 _FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)*")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
 _BAD_START = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -91,6 +94,27 @@ class NeverComplete(Malformed):
     status = 408
 
 
+class Fields(NamedTuple):
+    """What the field lines of a head say; see `RequestHead` for the parts."""
+
+    kept: bytes
+    noted: Mapping[bytes, bytes]
+    options: frozenset[bytes]
+
+
+class Memory:
+    """The fields that a connection's last head had: the next one often has the very same."""
+
+    __slots__ = ("fields", "lines")
+
+    def __init__(self) -> None:
+        self.lines = b""
+        self.fields = Fields(b"", {}, _NONE)
+
+
+_NONE: frozenset[bytes] = frozenset()
+
+
 @dataclass(slots=True)
 class RequestHead:
     """A request's head.
@@ -106,7 +130,7 @@ class RequestHead:
     host: bytes
     minor: int
     kept: bytes
-    noted: dict[bytes, bytes]
+    noted: Mapping[bytes, bytes]
     options: frozenset[bytes]
 
     @property
@@ -141,7 +165,7 @@ class AnswerHead:
     status: int
     minor: int
     kept: bytes
-    noted: dict[bytes, bytes]
+    noted: Mapping[bytes, bytes]
     options: frozenset[bytes]
 
 
@@ -150,8 +174,12 @@ def never_a_head(data: bytes | bytearray, start: int = 0) -> bool:
     return _BAD_START.match(data) is not None or _BARE_LF.search(data, start) is not None
 
 
-def parse_request(raw: bytes) -> RequestHead:
+def parse_request(raw: bytes, memory: Memory | None = None) -> RequestHead:
     """Read a head that ends with the line end of its last line (the empty line left out).
+
+    Args:
+        raw: the head.
+        memory: of the connection that it came on.
 
     Raises:
         Malformed: it cannot be trusted; the subclass tells the status to answer with.
@@ -162,7 +190,7 @@ def parse_request(raw: bytes) -> RequestHead:
     method, target, major, minor = match.groups()
     if major != b"1" or minor not in b"01":
         raise VersionRefused("only HTTP/1.1 and HTTP/1.0 are spoken here")
-    kept, noted, options = _read_fields(raw, match.end(), _OF_REQUESTS, _NOT_FOR_GUESTS)
+    kept, noted, options = _fields(raw[match.end() - 2 :], memory, _OF_REQUESTS, _NOT_FOR_GUESTS)
     host = noted.get(b"host")
     if host is None:
         if minor == b"1":
@@ -172,10 +200,12 @@ def parse_request(raw: bytes) -> RequestHead:
     if target[:1] != b"/":
         path, authority = _split_target(method, target)
         host = authority or host
+    if len(host) > HOST_LIMIT:
+        raise Malformed("the host is longer than a name can be")
     return RequestHead(raw, method, path, host, 1 if minor == b"1" else 0, kept, noted, options)
 
 
-def parse_answer(raw: bytes) -> AnswerHead:
+def parse_answer(raw: bytes, memory: Memory | None = None) -> AnswerHead:
     """Read the head of an answer, given as for `parse_request`.
 
     Raises:
@@ -185,23 +215,32 @@ def parse_answer(raw: bytes) -> AnswerHead:
     if match is None:
         raise Malformed("the status line is malformed")
     end = match.end()
-    kept, noted, options = _read_fields(raw, end, _OF_ANSWERS, _HOP_BY_HOP)
+    kept, noted, options = _fields(raw[end - 2 :], memory, _OF_ANSWERS, _HOP_BY_HOP)
     return AnswerHead(raw[: end - 2], int(match[2]), 1 if match[1] == b"1" else 0, kept, noted, options)
 
 
-def _read_fields(
-    raw: bytes, start: int, find: re.Pattern[bytes], dropped: frozenset[bytes]
-) -> tuple[bytes, dict[bytes, bytes], frozenset[bytes]]:
-    """Check all field lines, look at those that `find` finds; returns what is kept, noted, and the options.
+def _fields(
+    lines: bytes, memory: Memory | None, find: re.Pattern[bytes], dropped: frozenset[bytes]
+) -> Fields:
+    if memory is not None and lines == memory.lines:
+        return memory.fields
+    fields = _read_fields(lines, find, dropped)
+    if memory is not None and len(lines) <= REMEMBERED_LIMIT:
+        memory.lines, memory.fields = lines, fields
+    return fields
+
+
+def _read_fields(raw: bytes, find: re.Pattern[bytes], dropped: frozenset[bytes]) -> Fields:
+    """Check all field lines, given with the line end before them, and look at those that `find` finds.
 
     Only the fields of interest cost time in Python; the others are checked and copied in one go.
     """
-    if _FIELDS.fullmatch(raw, start) is None:
+    if _FIELDS.fullmatch(raw, 2) is None:
         raise Malformed("a header line is malformed")
     noted: dict[bytes, bytes] = {}
     kept: list[bytes] = []
-    position = start - 2  # the line end before the first field
-    for match in find.finditer(raw.lower(), start - 1):
+    position = 0
+    for match in find.finditer(raw.lower()):
         name = match[1]
         begin, end = match.span(2)
         value = raw[begin:end].strip(b" \t")
@@ -216,14 +255,12 @@ def _read_fields(
     kept.append(raw[position:-2])
     options = _options(noted[b"connection"]) if b"connection" in noted else _NONE
     rest = b"".join(kept)
-    return (rest if options <= _USUAL else _without(rest, options)), noted, options
+    return Fields(rest if options <= _USUAL else _without(rest, options), noted, options)
 
 
-_NONE: frozenset[bytes] = frozenset()
 _USUAL = frozenset({b"close", b"keep-alive", b"upgrade"})
 
 
-@lru_cache(maxsize=256)
 def _options(value: bytes) -> frozenset[bytes]:
     return frozenset(option.strip(b" \t") for option in value.lower().split(b","))
 
@@ -285,7 +322,7 @@ def answer_body(head: AnswerHead, method: bytes) -> Body | None:
 def _sized(length: bytes | None) -> Sized | None:
     if length is None:
         return None
-    if _LENGTH.fullmatch(length) is None:
+    if not length.isdigit() or len(length) > LENGTH_DIGITS:
         raise Malformed("Content-Length is not one number")
     size = int(length)
     return Sized(size) if size else None

@@ -38,7 +38,7 @@ class DataPlane:
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
-        self._relays: dict[tuple[str, int], set[Relay]] = {}
+        self._relays: set[Relay] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def abort(self, sandbox_id: str, generation: int) -> None:
@@ -47,7 +47,7 @@ class DataPlane:
         To be called at every end of a generation, be it kill, pause or death, in the loop's thread,
         after the directory has stopped to route to that generation.
         """
-        for relay in list(self._relays.get((sandbox_id, generation), ())):
+        for relay in [relay for relay in self._relays if relay.serves(sandbox_id, generation)]:
             relay.generation_ended()
         self.pool.end(sandbox_id, generation)
 
@@ -62,17 +62,11 @@ class DataPlane:
 
     def enter(self, relay: Relay) -> None:
         """See `Relays.enter`."""
-        key = relay.route.sandbox_id, relay.route.generation
-        self._relays.setdefault(key, set()).add(relay)
+        self._relays.add(relay)
 
     def leave(self, relay: Relay) -> None:
         """See `Relays.leave`."""
-        key = relay.route.sandbox_id, relay.route.generation
-        relays = self._relays.get(key)
-        if relays is not None:
-            relays.discard(relay)
-            if not relays:
-                del self._relays[key]
+        self._relays.discard(relay)
 
     def current(self, route: Route) -> bool:
         """See `Relays.current`."""

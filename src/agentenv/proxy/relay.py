@@ -60,12 +60,19 @@ class Relay:
     _guest_ended = False
 
     def __init__(
-        self, client: Client, relays: Relays, route: Route, target: Target, head: RequestHead, has_body: bool
+        self,
+        client: Client,
+        relays: Relays,
+        loop: asyncio.AbstractEventLoop,
+        route: Route,
+        target: Target,
+        head: RequestHead,
+        has_body: bool,
     ) -> None:
         self.route = route
         self._client = client
         self._relays = relays
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._key = Key(route.sandbox_id, route.generation, target.port)
         self._head = head
         self._upgrade = target.port != AGENT_PORT and head.upgrade is not None
@@ -135,6 +142,10 @@ class Relay:
                 self._upstream.transport.pause_reading()
             else:
                 self._upstream.transport.resume_reading()
+
+    def serves(self, sandbox_id: str, generation: int) -> bool:
+        """Whether that machine is the one that answers."""
+        return self._key[:2] == (sandbox_id, generation)
 
     def generation_ended(self) -> None:
         """The machine is gone: the client must not take what it has for a whole answer."""
@@ -241,7 +252,7 @@ class Relay:
         if end > HEAD_LIMIT:
             raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
         raw, rest = source[: end + 2], source[end + len(END) :]
-        answer = parse_answer(raw)
+        answer = parse_answer(raw, None if self._upstream is None else self._upstream.memory)
         if answer.status < 200:
             return self._pass_interim(answer, raw, rest)
         self._answer = answer

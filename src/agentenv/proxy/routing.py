@@ -19,10 +19,11 @@ INTERNAL_PATHS = frozenset(
     {b"init", b"forward", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"}
 )
 
+_UNTOLD = (None, None)
 _LABEL = re.compile(rb"([0-9]+)-([0-9a-z][0-9a-z-]*)")
 _SANDBOX = re.compile(rb"[\x21-\x7e]{1,128}")
 _PORT = re.compile(rb"[0-9]{1,5}")
-_ROUTING = frozenset(name for pair in HEADER_PAIRS for name in pair)
+_ROUTING = tuple(name for pair in HEADER_PAIRS for name in pair)
 # A path without any of these cannot be an internal one, however it is read.
 _SUSPECT = re.compile(rb"init|forward|freeze|collapse|fsthaw|upgrade|%", re.IGNORECASE)
 _OPERATIONS = {b"GET": "read", b"HEAD": "read", b"POST": "write"}
@@ -64,10 +65,11 @@ def decide(head: RequestHead, domain: str) -> Target | Signed | None:
     """
     named = _from_host(head.host, domain)
     if named is not None:
-        return Target(named[0], named[1], head.path, True)
-    noted = head.noted
-    if not _ROUTING.isdisjoint(noted):
-        return _from_headers(head)
+        return Target(*named, head.path, True)
+    told = _from_headers(*map(head.noted.get, _ROUTING))
+    if told is not None:
+        sandbox_id, port, e2b = told
+        return Target(sandbox_id, port, _without_proxy(head.path), e2b)
     if _under_proxy(head.path):
         raise InvalidRequest(
             "the request names no sandbox", remedy="send E2b-Sandbox-Id and E2b-Sandbox-Port"
@@ -91,33 +93,32 @@ def _from_host(host: bytes, domain: str) -> tuple[str, int] | None:
     return match[2].partition(b"-")[0].decode(), _port(match[1])
 
 
-def _from_headers(head: RequestHead) -> Target:
-    noted = head.noted
-    sandbox_id, port, e2b = noted.get(b"e2b-sandbox-id"), noted.get(b"e2b-sandbox-port"), True
-    if b"x-agentenv-sandbox-id" in noted or b"x-agentenv-target-port" in noted:
-        own = noted.get(b"x-agentenv-sandbox-id"), noted.get(b"x-agentenv-target-port")
-        if sandbox_id is port is None:
-            sandbox_id, port = own
-            e2b = False
-        elif own != (sandbox_id, port):
-            raise InvalidRequest("the request's headers name two different sandboxes or ports")
+@lru_cache(maxsize=1024)
+def _from_headers(
+    e2b_id: bytes | None, e2b_port: bytes | None, own_id: bytes | None, own_port: bytes | None
+) -> tuple[str, int, bool] | None:
+    """Sandbox and port named by headers, and whether E2B's named them; None when none did."""
+    e2b, own = (e2b_id, e2b_port), (own_id, own_port)
+    if e2b == own == _UNTOLD:
+        return None
+    if _UNTOLD not in (e2b, own) and e2b != own:
+        raise InvalidRequest("the request's headers name two different sandboxes or ports")
+    sandbox_id, port = own if e2b == _UNTOLD else e2b
     if sandbox_id is None or port is None:
         raise InvalidRequest(
             "the request names only one of sandbox and port",
             remedy="send both E2b-Sandbox-Id and E2b-Sandbox-Port",
         )
-    path = head.path
-    if _under_proxy(path):
-        path = path[len(b"/proxy") :]
-        path = path if path[:1] == b"/" else b"/" + path
-    return Target(*_named(sandbox_id, port), path, e2b)
-
-
-@lru_cache(maxsize=1024)
-def _named(sandbox_id: bytes, port: bytes) -> tuple[str, int]:
     if _SANDBOX.fullmatch(sandbox_id) is None:
         raise InvalidRequest("the header that names the sandbox is malformed")
-    return sandbox_id.decode(), _port(port)
+    return sandbox_id.decode(), _port(port), e2b != _UNTOLD
+
+
+def _without_proxy(path: bytes) -> bytes:
+    if not _under_proxy(path):
+        return path
+    path = path[len(b"/proxy") :]
+    return path if path[:1] == b"/" else b"/" + path
 
 
 def _under_proxy(path: bytes) -> bool:

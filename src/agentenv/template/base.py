@@ -22,6 +22,7 @@ UID = 1000
 HOME = f"/home/{USER}"
 
 PACKAGES = (
+    "apt",  # Ubuntu's minimum is without
     "bash",
     "ca-certificates",
     "coreutils",

@@ -22,6 +22,7 @@ from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
+from agentenv.run_record import start_time
 from agentenv.template import base, workspace
 from agentenv.template.store import Template, Templates, check_name, new_id
 
@@ -181,7 +182,7 @@ def _begin(ledger: Ledger, settings: Settings, source: str, build_id: str, rootf
         tree=str(above / "tree"),
         rootfs=str(rootfs),
         pid=os.getpid(),
-        started=_start_time(os.getpid()),
+        started=start_time(os.getpid()),
     )
 
 
@@ -203,15 +204,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _start_time(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks since boot; None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 def reap(ledger: Ledger, database: Database) -> list[str]:
     """Remove what builds of dead processes left; returns their build ids. A build that runs is kept."""
     reaped = []
@@ -219,9 +211,7 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")
     }
     for entry in ledger.entries(kind=KIND):
-        alive = (
-            entry.boot_id == ledger.boot_id and _start_time(entry.detail["pid"]) == entry.detail["started"]
-        )
+        alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
         if alive:
             continue
         _remove_workspaces(entry)

@@ -103,6 +103,19 @@ def test_ubuntus_virtual_kernel_with_its_modules(repository: dict[str, list[Pack
     assert [package.name for package in kernel.resolve()] == [image, modules]
 
 
+def test_debians_kernel_in_three_packages(repository: dict[str, list[Package]]) -> None:
+    release = "7.3.4+deb13-cloud-amd64"
+    image, binary, modules, base = (
+        f"linux-{part}-{release}" for part in ("image", "binary", "modules", "base")
+    )
+    metas = ("linux-base-cloud-amd64", "linux-modules-cloud-amd64")
+    repository["linux-image-cloud-amd64"] = [Package("linux-image-cloud-amd64", "7.3.4-1", (image, *metas))]
+    repository[image] = [Package(image, "7.3.4-1", ("dracut", base, binary, modules))]
+    for name in (binary, modules, base):
+        repository[name] = [Package(name, "7.3.4-1", ("kmod", base))]
+    assert {package.name for package in kernel.resolve()} == {image, binary, modules, base}
+
+
 def test_no_kernel_package_at_all(repository: dict[str, list[Package]]) -> None:
     with pytest.raises(HostIncapable, match="linux-image-cloud-amd64"):
         kernel.resolve()

@@ -39,7 +39,7 @@ def agent(directory: Path, text: str = "print('agent')\n") -> list[Path]:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     sources = agent(tmp_path / "agent")
     monkeypatch.setattr(tools, "agent_sources", lambda: sources)
-    monkeypatch.setattr(stdlib, "ALWAYS", ("abc",))  # a drive that is soon made and never booted
+    monkeypatch.setattr(stdlib, "ALWAYS", ())  # a drive that is soon made and never booted
     image = tmp_path / "vmlinuz"
     image.write_bytes(kernel_image("6.0.0-made-here"))
     return Settings(home=tmp_path / "home", kernel=image)

@@ -8,20 +8,7 @@ import pytest
 
 from agentenv.host import qemu
 from agentenv.host.capability import Status
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2+deb13u1~bpo12+1)\nCopyright", (10, 0, 2)),
-        ("QEMU emulator version 8.2.2 (Debian 1:8.2.2+ds-0ubuntu1)", (8, 2, 2)),
-        ("QEMU emulator version 9.1", (9, 1, 0)),
-        ("busybox v1.35", None),
-        ("", None),
-    ],
-)
-def test_versions_are_read(shown: str, expected: qemu.Version | None) -> None:
-    assert qemu.parse(shown) == expected
+from agentenv.vmm.qemu.version import Version
 
 
 @pytest.mark.parametrize(
@@ -31,12 +18,12 @@ def test_versions_are_read(shown: str, expected: qemu.Version | None) -> None:
         ((8, 2, 0), False, "ok"),
         ((8, 1, 5), False, "missing"),
         ((7, 2, 17), False, "missing"),
-        ((7, 2, 17), True, "degraded"),
+        ((7, 2, 17), True, "missing"),
         (None, True, "missing"),
         (None, False, "missing"),
     ],
 )
-def test_old_ones_are_refused_without_kvm(found: qemu.Version | None, kvm: bool, status: Status) -> None:
+def test_old_ones_are_refused(found: Version | None, kvm: bool, status: Status) -> None:
     judged = qemu.judge("qemu-system-x86_64", found, kvm=kvm)
     assert judged.status == status
     assert judged.required

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from agentenv.config import Settings
-from agentenv.errors import HostFault
+from agentenv.errors import HostFault, StoreFull
 from agentenv.guestimage.steps import Report
-from agentenv.host.setup import describe, directories, make_directories
+from agentenv.host.setup import describe, directories, filesystem_faults, make_directories
 
 
 @pytest.fixture
@@ -44,6 +45,25 @@ def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostFault, match="cannot make"):
         make_directories(Settings(home=tmp_path / "file/home"))
+
+
+def test_a_full_disk_is_called_one(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(StoreFull, match="no space left") as caught, filesystem_faults(settings):
+        Path("/dev/full").write_text("x")
+    assert "AENV_HOME" in str(caught.value.remedy)
+
+    def to_a_full_disk(source: str, target: str) -> None:
+        Path("/dev/full").write_bytes(Path(source).read_bytes())
+
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from/file").write_text("x")
+    with pytest.raises(StoreFull), filesystem_faults(settings):
+        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=to_a_full_disk)
+
+
+def test_other_refusals_name_the_place_and_the_cause(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(HostFault, match="No such file"), filesystem_faults(settings):
+        (tmp_path / "absent").read_text()
 
 
 @pytest.mark.parametrize(

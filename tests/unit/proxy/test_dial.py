@@ -17,9 +17,13 @@ Asked = list[bytes]
 
 
 async def ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while True:
-        await read_head(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    """A server that answers until its client leaves."""
+    try:
+        while True:
+            await read_head(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    except asyncio.IncompleteReadError:
+        writer.close()
 
 
 @pytest.fixture

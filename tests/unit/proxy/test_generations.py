@@ -352,5 +352,5 @@ async def test_two_thousand_requests_leave_nothing_behind(node: Node) -> None:
             for _ in range(20):
                 assert (await read_answer(reader))[2] == b"ok"
     assert guest.requests == [2000]
-    assert node.plane._relays == {}
+    assert node.plane._relays == set()
     assert len(node.plane.pool) == 1

@@ -7,7 +7,9 @@ import pytest
 from agentenv.proxy.forward import answer_to_client, request_to_api, request_to_guest
 from agentenv.proxy.framing import Chunked, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
+    REMEMBERED_LIMIT,
     CodingRefused,
+    Memory,
     VersionRefused,
     answer_body,
     parse_answer,
@@ -48,6 +50,8 @@ def test_a_request_is_read() -> None:
         lines("GET ftp://a/ HTTP/1.1", "Host: a"),
         lines("GET / HTTP/1.1"),
         lines("GET / HTTP/1.1", "Host: a", "Host: a"),
+        lines("GET / HTTP/1.1", "Host: " + "a" * 513),
+        lines("GET http://" + "a" * 513 + "/ HTTP/1.1", "Host: a"),
         lines("GET / HTTP/1.1", "Host: a", "X : y"),
         lines("GET / HTTP/1.1", "Host: a", "X: y", " folded"),
         lines("GET / HTTP/1.1", "Host: a", "\tfolded"),
@@ -150,6 +154,34 @@ def test_answers_are_framed(raw: bytes, method: bytes, expected: type) -> None:
 def test_answers_that_could_be_read_in_two_ways_are_refused(raw: bytes) -> None:
     with pytest.raises(Malformed):
         answer_body(parse_answer(raw), b"GET")
+
+
+def test_a_connections_memory_changes_nothing() -> None:
+    memory = Memory()
+    fields = ("Host: a", "E2b-Sandbox-Id: abc", "Connection: x", "X: y", "Content-Length: 3")
+    heads = [
+        lines("POST /1 HTTP/1.1", *fields),
+        lines("POST /2 HTTP/1.0", *fields),
+        lines("POST /1 HTTP/1.1", *fields[:-1], "Content-Length: 4"),
+        lines("POST /1 HTTP/1.1", *fields[:-1]),
+        lines("GET / HTTP/1.1", "Host: a", "L: " + "l" * REMEMBERED_LIMIT),
+        lines("GET / HTTP/1.0"),
+    ]
+    for raw in (heads[at] for at in (0, 0, 1, 0, 2, 2, 0, 3, 3, 4, 4, 3, 5, 5, 0)):
+        assert parse_request(raw, memory) == parse_request(raw)
+    for bad in (fields + fields[-1:], (*fields, "Z : z"), (*fields, "Z: a\nb"), (*fields, " folded"), ("",)):
+        for _ in range(2):  # what was refused is not remembered
+            with pytest.raises(Malformed):
+                parse_request(lines("POST /1 HTTP/1.1", *bad), memory)
+        assert parse_request(heads[0], memory) == parse_request(heads[0])
+
+
+def test_equal_fields_of_different_answers() -> None:
+    memory = Memory()
+    for start in ("HTTP/1.1 200 OK", "HTTP/1.1 404 Not Found", "HTTP/1.0 200 OK"):
+        for fields in (("Content-Length: 3",), ("Content-Length: 3",), ("Connection: close", "X: y"), ()):
+            raw = lines(start, *fields)
+            assert parse_answer(raw, memory) == parse_answer(raw)
 
 
 def test_what_a_guest_gets_to_see() -> None:

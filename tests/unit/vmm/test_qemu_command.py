@@ -16,7 +16,12 @@ from agentenv.vmm.qemu.command import (
     Descriptors,
     Emulation,
     boot_command,
+    devices,
     kernel_command_line,
+    live_node,
+    overlay_node,
+    restore_command,
+    state_of,
 )
 
 GUEST = GuestFiles(Path("/g/vmlinuz"), Path("/g/initramfs"), Path("/g/tools"))
@@ -127,3 +132,43 @@ def test_kvm_is_handed_over_open() -> None:
 def test_the_kernel_is_quiet_and_ends_with_its_machine(accelerator: Accelerator) -> None:
     words = kernel_command_line(Emulation(accelerator, 1_000_000, 32)).split()
     assert {"quiet", "panic=-1", "reboot=t", "console=ttyS0"} <= set(words)
+
+
+SAVED = replace(DESCRIPTORS, kernel=None, initramfs=None, state=22)
+
+
+def restored(spec: MachineSpec = SPEC, emulation: Emulation = TCG) -> list[str]:
+    return restore_command("/usr/bin/qemu", spec, SAVED, emulation)
+
+
+def test_a_restored_machine_cannot_reach_the_memory_file() -> None:
+    assert values(restored(), "-object") == [
+        "memory-backend-file,id=memory,size=700M,share=off,readonly=on,rom=off,mem-path=/proc/self/fd/13"
+    ]
+
+
+def test_a_restored_machine_waits_for_its_state() -> None:
+    argv = restored()
+    assert values(argv, "-incoming") == ["defer"]
+    assert "-S" in argv
+    assert "fd=22,set=22" in values(argv, "-add-fd")
+    assert state_of(SAVED) == "file:/dev/fdset/22"
+    assert not {"-kernel", "-initrd", "-append"} & set(argv)
+    assert set(SAVED.all()) == set(range(13, 23))
+
+
+def test_both_launches_have_the_same_devices_in_the_same_order() -> None:
+    for option in ("-device", "-machine", "-cpu", "-smp", "-m", "-global"):
+        assert values(restored(), option) == values(command(), option)
+    assert nodes(restored()) == nodes(command())
+
+
+def test_devices_are_told_without_what_differs_between_clones() -> None:
+    other = replace(SPEC, id="m2", layers=(), nic=Nic(Path("/n/b"), "tap7", "02:fc:00:00:00:09"), uid=9)
+    assert devices(other) == devices(SPEC)
+    assert sum("virtio-blk" in words for words in devices(SPEC)) == 2 + PLACEHOLDERS
+
+
+def test_the_next_layer_is_like_the_first_but_upon_nothing_yet() -> None:
+    first = nodes(command())[live_node(2)]
+    assert overlay_node(2, 17) == {**first, "backing": None}

@@ -122,6 +122,26 @@ async def test_events_come_in_order_and_a_failing_callback_harms_no_other(
     assert len(failures) == 2
 
 
+async def test_an_expected_event_is_the_first_that_is_accepted(server: Server, client: Qmp) -> None:
+    loaded = client.expect("MIGRATION", lambda data: data["status"] in ("completed", "failed"))
+    given_up = client.expect("MIGRATION", lambda data: True)
+    given_up.cancel()
+    server.send(
+        {"event": "STOP"},
+        *({"event": "MIGRATION", "data": {"status": word}} for word in ("active", "completed", "failed")),
+    )
+    assert await loaded == {"status": "completed"}
+
+
+async def test_an_expected_event_does_not_come_from_the_dead(server: Server, client: Qmp) -> None:
+    before = client.expect("MIGRATION", lambda data: True)
+    server.hang_up()
+    with pytest.raises(QmpBroken, match="MIGRATION: QEMU ended"):
+        await before
+    with pytest.raises(QmpBroken, match="MIGRATION"):
+        await client.expect("MIGRATION", lambda data: True)
+
+
 async def test_the_death_of_the_peer_reaches_all_who_wait_at_once(server: Server, client: Qmp) -> None:
     waiting = [asyncio.create_task(client.execute(name)) for name in ("one", "two", "three")]
     for _ in waiting:

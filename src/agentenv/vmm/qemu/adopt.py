@@ -12,10 +12,12 @@ from agentenv.vmm.console import Console, SerialLog
 from agentenv.vmm.machine import MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
+from agentenv.vmm.qemu.capture import top_node
+from agentenv.vmm.qemu.command import live_node
 from agentenv.vmm.qemu.launch import Site
-from agentenv.vmm.qemu.lineage import Lineage
+from agentenv.vmm.qemu.lineage import Lineage, disk_file
 from agentenv.vmm.qemu.machine import QemuMachine
-from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
+from agentenv.vmm.qemu.qmp import Qmp, QmpBroken, QmpRefused
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,8 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
         await site.resources.release_all(spec.id)
         log.info("machine %s had been restored and never ran: ended", spec.id)
         return None
-    machine = QemuMachine(spec, process, qmp, console, output, site.resources, {}, lineage)
+    await _tidy(lineage, qmp)
+    machine = QemuMachine(spec, process, qmp, console, output, site.resources, lineage, site.trace)
     undo.pop_all()
     undo.callback(machine.detach)
     if status != "running" or not lineage.ran:
@@ -83,12 +86,21 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
 
 
 async def _lineage(spec: MachineSpec, site: Site, qmp: Qmp) -> Lineage:
-    blocks = await qmp.execute("query-block")
-    top = next(block["inserted"]["node-name"] for block in blocks if "drive-root" in block["qdev"])
+    top = await top_node(qmp)
     try:
         return Lineage.noted(site.machine_dir(spec.id), spec, site.resources.noted(spec.id), top)
     except (ValueError, OSError) as error:
         raise HostFault(f"the disk of machine {spec.id} is not as it should be: {error}") from error
+
+
+async def _tidy(lineage: Lineage, qmp: Qmp) -> None:
+    """Remove the layer that a capture was about to go on in when it was cut off."""
+    unused = lineage.depth + 1
+    try:
+        await qmp.execute("blockdev-del", {"node-name": live_node(unused)})
+    except QmpRefused:
+        pass  # there is none, as is the rule
+    disk_file(lineage.directory, unused).unlink(missing_ok=True)
 
 
 async def _is_ending(process: Process) -> bool:

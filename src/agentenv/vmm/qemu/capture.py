@@ -10,13 +10,14 @@ import asyncio
 import errno
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from agentenv.errors import Conflict, HostFault, StoreCorrupt
+from agentenv.errors import Conflict, HostFault, OutcomeUnknown, StoreCorrupt
 from agentenv.vmm import memory
 from agentenv.vmm.layer import map_of, new_files
 from agentenv.vmm.machine import Capture, Layer, MachineSpec, MemoryImage
@@ -24,6 +25,7 @@ from agentenv.vmm.qemu import overlay
 from agentenv.vmm.qemu.command import live_node, overlay_node
 from agentenv.vmm.qemu.lineage import Lineage, disk_file
 from agentenv.vmm.qemu.qmp import Qmp
+from agentenv.vmm.qemu.steps import Steps
 from agentenv.vmm.transfer import PAGE
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 
 _STATE_LIMIT_S = 60.0
+_SEAL_LIMIT_S = 60.0
 _STATE_MAGIC = b"QEVM"
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
@@ -40,26 +43,54 @@ SHARED_MODE = 0o444
 
 
 async def capture(
-    spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, *, final: bool
+    spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, steps: Steps, *, final: bool
 ) -> tuple[Capture, Lineage]:
     """Capture a machine; see `agentenv.vmm.machine.Machine.capture`. Not to be cancelled.
 
     Returns also what the machine consists of from now on.
     """
-    if (await qmp.execute("query-status"))["running"]:
+    status, blocks = await qmp.together(("query-status", None), ("query-block", None))
+    if status["running"]:
         raise Conflict(f"machine {spec.id} runs", remedy="stop it before it is captured")
+    if _top(blocks) != live_node(lineage.depth):
+        # QEMU may have finished what it did not answer in time: a capture would miss what was written.
+        raise HostFault(f"machine {spec.id} writes to another disk layer than the last one known of it")
     async with AsyncExitStack() as undo:
-        work = _Capture(spec, pid, qmp, lineage, into, undo)
+        work = _Capture(spec, pid, qmp, lineage, into, steps, undo)
         captured = await (work.final() if final else work.going_on())
         undo.pop_all()
     return captured
+
+
+async def top_node(qmp: Qmp) -> str:
+    """The block node that the machine's root disk is written to."""
+    return _top(await qmp.execute("query-block"))
+
+
+def _top(blocks: list[dict[str, Any]]) -> str:
+    for block in blocks:
+        if "drive-root" in block.get("qdev", ""):
+            return str(block["inserted"]["node-name"])
+    raise HostFault("QEMU knows of no root disk")
+
+
+def _new_set() -> int:
+    """A number for a set of descriptors that no other one has, nor one left by an earlier node."""
+    return secrets.randbelow(1 << 30) + (1 << 20)  # QEMU reads it as an int
 
 
 class _Capture:
     """One capture: what its steps share. `undo` is unwound unless all succeed."""
 
     def __init__(
-        self, spec: MachineSpec, pid: int, qmp: Qmp, lineage: Lineage, into: Path, undo: AsyncExitStack
+        self,
+        spec: MachineSpec,
+        pid: int,
+        qmp: Qmp,
+        lineage: Lineage,
+        into: Path,
+        steps: Steps,
+        undo: AsyncExitStack,
     ) -> None:
         self._spec = spec
         self._pid = pid
@@ -67,29 +98,30 @@ class _Capture:
         self._lineage = lineage
         self._into = into
         self._undo = undo
-        self._seconds: dict[str, float] = {}
+        self._seconds = steps.seconds
+        self._phase = steps.phase
 
     async def final(self) -> tuple[Capture, Lineage]:
         """Of a machine that is about to end: it keeps its layer, and its memory file if it has one."""
-        with self._phase("state"):
+        with self._phase("state", "saving the device state"):
             state = await self._device_state()
-        with self._phase("memory"):
+        with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_share)
-        with self._phase("disk"):
+        with self._phase("disk", "saving the disk"):
             below, disk = self._disk()
         return self._result(state, image, pages, below, disk), self._lineage
 
     async def going_on(self) -> tuple[Capture, Lineage]:
         """Of a machine that goes on, in a new layer."""
-        with self._phase("overlay"):
+        with self._phase("overlay", "making the next disk layer"):
             overlay_file = self._new_overlay()
-        with self._phase("state"):
+        with self._phase("state", "saving the device state"):
             state = await self._device_state()
-        with self._phase("memory"):
+        with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_copy)
-        with self._phase("disk"):
+        with self._phase("disk", "saving the disk"):
             below, disk = self._disk()
-        with self._phase("seal"):
+        with self._phase("seal", "sealing the disk"):
             await self._seal(overlay_file)
         captured = self._result(state, image, pages, below, disk)
         sealed = tuple(layer.path for layer in captured.layers[len(self._spec.layers) :])
@@ -117,15 +149,13 @@ class _Capture:
             # QEMU takes a descriptor of the very mode that it wants.
             given = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_CLOEXEC)
             opened.callback(os.close, given)
-            number = (await self._qmp.execute("add-fd", descriptors=[given]))["fdset-id"]
-            try:
-                await self._qmp.execute(
-                    "xen-save-devices-state",
-                    {"filename": f"/dev/fdset/{number}", "live": False},
-                    timeout=_STATE_LIMIT_S,
-                )
-            finally:
-                await self._qmp.execute("remove-fd", {"fdset-id": number})
+            number = _new_set()
+            await self._qmp.together(
+                ("add-fd", {"fdset-id": number}, given),
+                ("xen-save-devices-state", {"filename": f"/dev/fdset/{number}", "live": False}),
+                ("remove-fd", {"fdset-id": number}),
+                timeout=_STATE_LIMIT_S,
+            )
             content = os.pread(held, os.fstat(held).st_size, 0)
         if not content.startswith(_STATE_MAGIC):
             raise HostFault(f"QEMU wrote {len(content)} bytes that are no device state")
@@ -157,8 +187,9 @@ class _Capture:
         lineage = self._lineage
         below = list(self._spec.layers)
         for index, path in enumerate(lineage.sealed):
-            if not path.exists():  # of a capture that was given up; the machine has what it held
-                own = disk_file(lineage.directory, len(lineage.layers) + index)
+            own = disk_file(lineage.directory, len(lineage.layers) + index)
+            if path == own or not path.exists():
+                # Of a capture that was given up, or that a dead node did not finish.
                 path = self._take(own, f"disk.{index}")
             below.append(Layer(path, "qcow2"))
         return tuple(below), Layer(self._take(lineage.disk, "disk"), "qcow2")
@@ -179,26 +210,34 @@ class _Capture:
 
     async def _seal(self, overlay_file: Path) -> None:
         """Let the machine write to the new layer from now on."""
-        depth, execute = self._lineage.depth, self._qmp.execute
-        with ExitStack() as opened:
-            number: int | None = None
-            # The second one is for the day when this layer is sealed.
-            for mode in (os.O_RDWR, os.O_RDONLY):
-                descriptor = os.open(overlay_file, mode | os.O_CLOEXEC)
-                opened.callback(os.close, descriptor)
-                arguments = {} if number is None else {"fdset-id": number}
-                number = (await execute("add-fd", arguments, descriptors=[descriptor]))["fdset-id"]
-        assert number is not None
+        depth, number = self._lineage.depth, _new_set()
         self._undo.push_async_callback(self._try, "remove-fd", {"fdset-id": number})
-        await execute("blockdev-add", overlay_node(depth + 1, number))
         self._undo.push_async_callback(self._try, "blockdev-del", {"node-name": live_node(depth + 1)})
-        await execute("blockdev-snapshot", {"node": live_node(depth), "overlay": live_node(depth + 1)})
+        with ExitStack() as opened:
+            # The second one is for the day when this layer is sealed.
+            writing = os.open(overlay_file, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, writing)
+            reading = os.open(overlay_file, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, reading)
+            try:
+                # None can succeed where the one before did not.
+                await self._qmp.together(
+                    ("add-fd", {"fdset-id": number}, writing),
+                    ("add-fd", {"fdset-id": number}, reading),
+                    ("blockdev-add", overlay_node(depth + 1, number)),
+                    ("blockdev-snapshot", {"node": live_node(depth), "overlay": live_node(depth + 1)}),
+                    timeout=_SEAL_LIMIT_S,
+                )
+            except OutcomeUnknown:
+                if await top_node(self._qmp) != live_node(depth + 1):
+                    raise
 
     async def _try(self, command: str, arguments: dict[str, object]) -> None:
         try:
             await self._qmp.execute(command, arguments)
-        except HostFault as error:  # what the capture failed of is the error to tell
-            log.warning("machine %s: %s", self._spec.id, error)
+        except HostFault as error:
+            # What the capture failed of is the error to tell, and it may not have come this far.
+            log.debug("machine %s: %s", self._spec.id, error)
 
     def _file(self, name: str, fill: Callable[[int], None]) -> Path:
         path = self._into / name
@@ -206,12 +245,6 @@ class _Capture:
             fill(create(path))
         self._undo.callback(path.unlink, missing_ok=True)
         return path
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self._seconds[name] = time.perf_counter() - started
 
 
 def newest_usable(image: MemoryImage, size: int) -> tuple[MemoryImage, memory.Image]:

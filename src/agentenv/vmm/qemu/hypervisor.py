@@ -16,9 +16,10 @@ from agentenv.vmm.qemu import version
 from agentenv.vmm.qemu.adopt import adopt
 from agentenv.vmm.qemu.command import Accelerator, Emulation
 from agentenv.vmm.qemu.fingerprint import fingerprint_of, require_same
-from agentenv.vmm.qemu.launch import Site, Trace, launch
+from agentenv.vmm.qemu.launch import Site, launch
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.restore import restore
+from agentenv.vmm.qemu.steps import Trace
 from agentenv.vmm.resources import Resources
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Qemu:
         accelerator: what really works on this host (`agentenv.host`).
         tsc_khz: the host's TSC rate in kHz.
         cgroups: where limits are set; found out when not given.
-        trace: told of each step of each launch.
+        trace: told of each step of each launch and capture.
     """
 
     name = "qemu"

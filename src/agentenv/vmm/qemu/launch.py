@@ -11,12 +11,10 @@ import os
 import secrets
 import shutil
 import stat
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from agentenv.config import Settings, hash_path
 from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, StoreCorrupt, StoreFull
@@ -32,6 +30,7 @@ from agentenv.vmm.qemu.command import Descriptors, Emulation, boot_command, rest
 from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
+from agentenv.vmm.qemu.steps import Steps, Trace
 from agentenv.vmm.resources import TOKEN, Resources
 from agentenv.vmm.settle import settled
 
@@ -45,9 +44,6 @@ _TASKS = 128  # the block layer's pool alone has up to 64 threads
 _SPARE_MIB = 64  # free space that must remain besides a machine's memory file
 
 _READY_LIMIT_S = 60.0
-
-Trace = Callable[[str, Literal["started", "complete", "failed"]], None]
-"""Told of each step of a launch; raising in it makes the step fail."""
 
 
 @dataclass(frozen=True)
@@ -72,33 +68,6 @@ class Site:
     def group_name(self, machine_id: str) -> str:
         """Name of the machine's control groups: other data directories' machines have other ones."""
         return f"aenv-{hash_path(self.settings.home):08x}-{machine_id}"
-
-
-@dataclass
-class Steps:
-    """The phases of one launch: traced, timed (seconds by name), and their system errors translated."""
-
-    trace: Trace | None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str, doing: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            self._tell(name, "started")
-            yield
-        except OSError as error:
-            self._tell(name, "failed")
-            raise faults.of_system(error, doing) from error
-        except BaseException:
-            self._tell(name, "failed")
-            raise
-        self.seconds[name] = time.perf_counter() - started
-        self._tell(name, "complete")
-
-    def _tell(self, name: str, state: Literal["started", "complete", "failed"]) -> None:
-        if self.trace:
-            self.trace(name, state)
 
 
 async def launch(spec: MachineSpec, site: Site) -> QemuMachine:
@@ -179,7 +148,9 @@ class Launch:
         with phase("join", "putting QEMU into its control groups"):
             joining.result()
         resources, seconds = self._site.resources, self._steps.seconds
-        machine = QemuMachine(self._spec, running, qmp, console, output, resources, seconds, self._lineage)
+        machine = QemuMachine(
+            self._spec, running, qmp, console, output, resources, self._lineage, self._site.trace, seconds
+        )
         self._undo.callback(machine.detach)
         return machine
 
@@ -194,7 +165,7 @@ class Launch:
         spec, guest, saved = self._spec, self._spec.guest, self._saved
         disk = self._lineage.disk
         writable = self._open(disk, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        overlay.write_empty(writable, disk_size(spec, as_saved=saved is not None))
+        overlay.write_empty(writable, overlay.size_at_start(spec, saved=saved is not None))
         qmp = self._handed.enter_context(sockets.listen(self._sockets / "qmp"))
         console = self._handed.enter_context(sockets.listen(self._sockets / "console"))
         kvm = self._site.kvm_device
@@ -336,13 +307,6 @@ def check(spec: MachineSpec, site: Site, memory_file_mib: int) -> None:
             f"{free_mib} MiB are free for a machine whose memory file alone can take {memory_file_mib} MiB",
             remedy=f"free space where {site.settings.machines_dir} is",
         )
-
-
-def disk_size(spec: MachineSpec, *, as_saved: bool) -> int:
-    """Bytes of the disk that a machine begins with: as large as asked, or as it was when it was saved."""
-    if as_saved and spec.layers:
-        return overlay.virtual_size(spec.layers[-1])
-    return spec.disk_mib * MIB
 
 
 def unprivileged(uid: int) -> list[str]:

@@ -52,7 +52,7 @@ class Lineage:
     def shared(self) -> bool:
         """Whether the files that the guest writes are a capture's as well."""
         written = [self.disk] if self.image else [self.disk, self.memory]
-        return any(path.stat().st_nlink > 1 for path in written)
+        return any(path.exists() and path.stat().st_nlink > 1 for path in written)
 
     def detail(self) -> dict[str, Any]:
         """As it is noted in the ledger."""

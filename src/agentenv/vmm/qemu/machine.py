@@ -14,10 +14,11 @@ from agentenv.vmm.console import Console
 from agentenv.vmm.machine import Capture, Exit, MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
-from agentenv.vmm.qemu import faults
+from agentenv.vmm.qemu import overlay
 from agentenv.vmm.qemu.capture import capture
 from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.qmp import Qmp
+from agentenv.vmm.qemu.steps import Steps, Trace
 from agentenv.vmm.resources import Resources
 from agentenv.vmm.settle import settled
 
@@ -47,13 +48,15 @@ class QemuMachine:
         console: Console,
         output: BoundedOutput,
         resources: Resources,
-        phases: Mapping[str, float],
         lineage: Lineage,
+        trace: Trace | None = None,
+        phases: Mapping[str, float] | None = None,
     ) -> None:
         self.spec = spec
         self.qmp = qmp
         self.lineage = lineage
-        self.phases = phases
+        self.phases = phases or {}
+        self._trace = trace
         self._process = process
         self.console = console
         self._output = output
@@ -85,6 +88,7 @@ class QemuMachine:
             )
         await self.qmp.execute("cont")
         if not self.lineage.ran:
+            await self._grow()
             # After the fact: when the node dies between, the machine is seen to run.
             self._pass_to(replace(self.lineage, ran=True))
 
@@ -131,11 +135,20 @@ class QemuMachine:
         """Call back with the name and data of each QMP event, from now on."""
         self.qmp.on_event(callback)
 
+    async def _grow(self) -> None:
+        """Give the disk the size that was asked for, if that is another one than it was saved with.
+
+        Not before it runs: the disk belongs to whoever sends a state until then, thinks QEMU.
+        """
+        size = self.spec.disk_mib * overlay.MIB
+        if self.lineage.image and size != overlay.size_at_start(self.spec, saved=True):
+            await self.qmp.execute("block_resize", {"node-name": self.lineage.disk.stem, "size": size})
+
     async def _capture(self, into: Path, final: bool) -> Capture:
-        try:
-            captured, lineage = await capture(self.spec, self.pid, self.qmp, self.lineage, into, final=final)
-        except OSError as error:
-            raise faults.of_system(error, f"capturing machine {self.spec.id}") from error
+        steps = Steps(self._trace)
+        captured, lineage = await capture(
+            self.spec, self.pid, self.qmp, self.lineage, into, steps, final=final
+        )
         if lineage != self.lineage:
             self._pass_to(lineage)
         return captured

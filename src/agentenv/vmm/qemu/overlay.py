@@ -10,7 +10,7 @@ import os
 import struct
 
 from agentenv.errors import StoreCorrupt
-from agentenv.vmm.machine import Layer
+from agentenv.vmm.machine import Layer, MachineSpec
 
 MIB = 1 << 20
 
@@ -72,3 +72,12 @@ def virtual_size(layer: Layer) -> int:
     if len(start) < 32 or start[:4] != _MAGIC:
         raise StoreCorrupt(f"the disk layer {layer.path} is not a qcow2 file")
     return int.from_bytes(start[24:32], "big")
+
+
+def size_at_start(spec: MachineSpec, *, saved: bool) -> int:
+    """Bytes of the disk that a machine begins with: as large as asked, or as it was when it was saved.
+
+    Raises:
+        StoreCorrupt: the layer to tell cannot be read.
+    """
+    return virtual_size(spec.layers[-1]) if saved and spec.layers else spec.disk_mib * MIB

@@ -21,6 +21,9 @@ from agentenv.vmm import sockets
 log = logging.getLogger(__name__)
 
 EventCallback = Callable[[str, dict[str, object]], None]
+Command = tuple[str, Mapping[str, object] | None, *tuple[int, ...]]
+"""A command's name, arguments, and descriptors to be sent along."""
+
 Accept = Callable[[dict[str, Any]], bool]
 
 _LINE_LIMIT = 8 << 20  # a guest that took over its hypervisor must not fill the node's memory
@@ -137,6 +140,25 @@ class Qmp:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even where the wait for it was given up
+
+    async def together(self, *commands: Command, timeout: float = 30.0) -> list[Any]:
+        """What several commands return, which are sent at once and carried out in order: one round trip.
+        A command that is refused does not keep the following from being tried.
+
+        Raises:
+            HostFault, OutcomeUnknown: the first failure, after all have been answered; see `execute`.
+        """
+        answers = await asyncio.gather(
+            *(
+                self.execute(name, arguments, timeout=timeout, descriptors=descriptors)
+                for name, arguments, *descriptors in commands
+            ),
+            return_exceptions=True,
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
 
     def expect(self, name: str, accept: Accept) -> asyncio.Future[dict[str, Any]]:
         """The data of the next event of that name that is accepted. To be called before the command that

@@ -7,14 +7,12 @@ state is loaded, which looks at the memory. The vcpus do not run until they are 
 from __future__ import annotations
 
 import asyncio
-import functools
 from contextlib import closing
 
 from agentenv.errors import HostFault, StoreCorrupt
 from agentenv.vmm import memory
 from agentenv.vmm.machine import MachineSpec, MemoryImage, SavedState
-from agentenv.vmm.qemu.command import live_node
-from agentenv.vmm.qemu.launch import MIB, Launch, Site, disk_size, launching
+from agentenv.vmm.qemu.launch import MIB, Launch, Site, launching
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import QmpBroken
 from agentenv.vmm.settle import settled
@@ -40,8 +38,6 @@ async def restore(spec: MachineSpec, saved: SavedState, site: Site) -> QemuMachi
                 await settled(asyncio.to_thread(memory.apply, machine.pid, image))
         with steps.phase("load", "loading the device state"):
             await _load(machine, steps, saved)
-        with steps.phase("grow", "growing the disk"):
-            await _grow(machine)
         return machine
 
 
@@ -57,14 +53,14 @@ def open_image(image: MemoryImage, size: int | None = None) -> memory.Image:
 async def _load(machine: QemuMachine, steps: Launch, saved: SavedState) -> None:
     qmp = machine.qmp
     loaded = qmp.expect("MIGRATION", lambda data: data.get("status") in _SETTLED)
-    execute = functools.partial(qmp.execute, timeout=_LOAD_LIMIT_S)
     capabilities = [{"capability": "events", "state": True}]
     try:
-        # Sent at once, answered in order. The network need not be told where the machine is now.
-        await asyncio.gather(
-            execute("migrate-set-capabilities", {"capabilities": capabilities}),
-            execute("migrate-set-parameters", {"announce-rounds": 0}),
-            execute("migrate-incoming", {"uri": steps.state_uri}),
+        # The network need not be told where the machine is now.
+        await qmp.together(
+            ("migrate-set-capabilities", {"capabilities": capabilities}),
+            ("migrate-set-parameters", {"announce-rounds": 0}),
+            ("migrate-incoming", {"uri": steps.state_uri}),
+            timeout=_LOAD_LIMIT_S,
         )
         async with asyncio.timeout(_LOAD_LIMIT_S):
             outcome = await loaded
@@ -78,14 +74,3 @@ async def _load(machine: QemuMachine, steps: Launch, saved: SavedState) -> None:
         raise HostFault(f"the device state was not loaded in {_LOAD_LIMIT_S:g} s") from None
     if outcome["status"] != "completed":
         raise StoreCorrupt(f"QEMU cannot load the device state {saved.device_state}")
-
-
-async def _grow(machine: QemuMachine) -> None:
-    """Give the disk the size that was asked for, if that is another one than it was saved with.
-
-    Only now: the guest believes the size in its memory until it is told of another.
-    """
-    spec = machine.spec
-    if spec.disk_mib * MIB != disk_size(spec, as_saved=True):
-        node = live_node(len(spec.layers))
-        await machine.qmp.execute("block_resize", {"node-name": node, "size": spec.disk_mib * MIB})

@@ -11,8 +11,8 @@ from agentenv.vmm.qemu.command import Accelerator
 
 Version = tuple[int, int, int]
 
-_OLDEST: Version = (8, 2, 0)
-_WHY: dict[Accelerator, str] = {
+OLDEST: Version = (8, 2, 0)
+WHY_NOT: dict[Accelerator, str] = {
     "tcg": "older ones emulate an atomic instruction (cmpxchg16b) wrongly, and guests crash at random",
     "kvm": "older ones cannot take over an open /dev/kvm, nor map a snapshot's memory read-only",
 }
@@ -66,10 +66,10 @@ def require(version: Version, accelerator: Accelerator) -> None:
     Raises:
         HostIncapable: with the reason.
     """
-    if version >= _OLDEST:
+    if version >= OLDEST:
         return
-    have, need = ".".join(map(str, version)), ".".join(map(str, _OLDEST[:2]))
+    have, need = ".".join(map(str, version)), ".".join(map(str, OLDEST[:2]))
     raise HostIncapable(
-        f"QEMU {have} is too old: {need} or newer is needed, since {_WHY[accelerator]}",
+        f"QEMU {have} is too old: {need} or newer is needed, since {WHY_NOT[accelerator]}",
         remedy="install a newer qemu-system-x86 (on Debian 12 from bookworm-backports)",
     )

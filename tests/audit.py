@@ -121,11 +121,16 @@ def settle(before: Things, scope: Scope, limit_s: float) -> list[str]:
     deadline = time.monotonic() + limit_s
     pause = 0.01
     while (
-        remaining := [line for line in diff(before, snapshot(scope)) if not line.startswith("+ node ")]
+        remaining := [line for line in diff(before, snapshot(scope)) if not _of_node(line)]
     ) and time.monotonic() < deadline:
         time.sleep(pause)
         pause = min(pause * 2, 0.5)
     return remaining
+
+
+def _of_node(line: str) -> bool:
+    """Whether a difference is what a node does by itself: it starts, and clears snapshots away by and by."""
+    return line.startswith("+ node ") or (line.startswith("- node file ") and "/snapshots/" in line)
 
 
 def _processes(scope: Scope) -> dict[str, str]:

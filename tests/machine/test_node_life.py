@@ -197,7 +197,7 @@ def test_a_taken_port_is_told(node: RunningNode, node_directory: Any) -> None:
 
 def test_sandboxes_that_expire_go_without_a_trace(node: RunningNode, audit_scope: audit.Scope) -> None:
     before = audit.snapshot(audit_scope)
-    ids = [create(node)["sandboxID"] for _ in range(2)]
+    ids = [create(node, autoPause=False)["sandboxID"] for _ in range(2)]
     with node.client() as client:
         for each in ids:
             assert client.post(f"/sandboxes/{each}/timeout", json={"timeout": 1}).status_code == 204

@@ -316,3 +316,12 @@ def test_how_long_each_part_took_is_told(node: RunningNode, sandbox: Sandbox) ->
 
 def _parts(answer: httpx.Response) -> set[str]:
     return {part.partition(";")[0].strip() for part in answer.headers["server-timing"].split(",")}
+
+
+def test_nothing_is_left_of_those_that_are_gone(node: RunningNode) -> None:
+    """The last test: by and by only the template's first snapshot remains."""
+    deadline = time.monotonic() + 60
+    while len(left := list((node.home / "snapshots").iterdir())) > 1 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert len(left) == 1
+    assert {path.name for path in left[0].iterdir()} == {"state", "memory", "disk"}

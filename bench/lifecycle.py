@@ -42,6 +42,17 @@ AT_ONCE = (1, 4, 16)
 # What the hypervisor and the guest do; the rest of a call is the platform's own part.
 MACHINE_PHASES = ("restore", "run", "boot", "agent", "stop", "capture", "end", "prepare")
 
+# One process that dirties 256 MiB and a while later 4 MiB of them anew, with nothing else in the guest.
+TWICE = """
+import time
+held = bytearray(b"U") * (256 << 20)
+open("/tmp/first", "w").write("done")
+time.sleep(8)
+for page in range(0, 4 << 20, 4096):
+    held[page] = 86
+time.sleep(99999)
+"""
+
 Result = dict[str, Any]
 
 
@@ -220,8 +231,12 @@ def dirty(client: Client, sandbox: dict[str, Any], mib: int, byte: int = 0x55) -
     if mib:
         hold = f"import time;b=bytes([{byte}])*({mib}<<20);print(len(b),flush=True);time.sleep(99999)"
         said = f"/tmp/held{byte}"
-        wait = f"while ! [ -s {said} ]; do sleep 0.05; done"
-        client.start_process(sandbox, f"python3 -c '{hold}' > {said} 2>&1 & {wait}")
+        client.start_process(sandbox, f"python3 -c '{hold}' > {said} 2>&1 & {_until(said)}")
+
+
+def _until(path: str) -> str:
+    """A command that waits for a file with something in it."""
+    return f"while ! [ -s {path} ]; do sleep 0.05; done"
 
 
 def part_pause(bench: Bench) -> Result:
@@ -287,9 +302,9 @@ def _second_checkpoint(bench: Bench, client: Client) -> Result:
     """What a checkpoint with 4 MiB newly dirtied stores after one with 256 MiB."""
     with sandbox_of(bench.create(client), client) as sandbox:
         path = f"/sandboxes/{sandbox['sandboxID']}/snapshots"
-        dirty(client, sandbox, 256)
+        client.start_process(sandbox, f"python3 -c '{TWICE}' 2>&1 & {_until('/tmp/first')}")
         first = client.call("POST", path)
-        dirty(client, sandbox, 4, 0x66)
+        time.sleep(10)
         second = client.call("POST", path)
         stored = [
             client.call("GET", f"/snapshots/{call.body['snapshotID']}").body["addedBytes"]

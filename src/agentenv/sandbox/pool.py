@@ -195,6 +195,11 @@ class Pool:
         """How many machines are ready in all."""
         return sum(len(stock.ready) for stock in self._stocks.values())
 
+    @property
+    def known(self) -> frozenset[str]:
+        """The snapshots that were started from lately."""
+        return frozenset(self._stocks)
+
     # Deciding
 
     def _look_soon(self) -> None:
@@ -223,8 +228,13 @@ class Pool:
         self._set_timer(LOOK_AGAIN_S)
 
     def _tidy(self) -> None:
-        """Drop machines that died, and forget snapshots that are gone."""
+        """Drop machines that died, and forget snapshots that are gone or that nobody starts from any more."""
+        forgotten = self._clock.now() - self._bounds.keep_s
         for stock in list(self._stocks.values()):
+            if not stock.ready and not stock.making:  # its record need not be looked up
+                if stock.asked[-1] <= forgotten:
+                    del self._stocks[stock.snapshot.id]
+                continue
             if self._snapshots.find(stock.snapshot.id) is None:
                 self.forget(stock.snapshot.id)
                 continue
@@ -300,7 +310,11 @@ class Pool:
             self._drop(ready)
 
     async def _restore_on_loan(self, snapshot: Snapshot) -> _Ready | None:
-        """A machine, unless there is no room for it; on failure, cancellation included, nothing is left."""
+        """A machine, unless there is no room for it or the snapshot is gone. On failure, or when cancelled,
+        nothing is left of it."""
+        if self._snapshots.find(snapshot.id) is None:
+            self.forget(snapshot.id)
+            return None
         machine_id = "p" + secrets.token_hex(9)
         if not self._admission.lend(machine_id, need_of(snapshot)):
             return None

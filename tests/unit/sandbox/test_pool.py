@@ -334,6 +334,28 @@ async def test_a_deleted_snapshot_is_held_no_longer(stand: Stand) -> None:
     assert stand.snapshots.holds.ids == set()
 
 
+async def test_nothing_is_made_of_a_snapshot_that_is_gone(stand: Stand) -> None:
+    stand.pool.take(BASE)
+    del stand.snapshots.there["s1"]
+    await stand.pass_time()
+    assert "restore" not in stand.steps.passed
+    assert stand.pool.known == frozenset()
+
+
+async def test_what_nobody_starts_from_any_more_is_forgotten() -> None:
+    many = [snapshot(f"s{number}", "checkpoint") for number in range(50)]
+    stand = Stand(*many)
+    stand.pool.start()
+    for each in many:
+        stand.pool.take(each)
+    await stand.pass_time()
+    assert len(stand.pool.known) == 50
+    assert stand.pool.count == 0
+    await stand.pass_time(KEEP_S + LOOK_AGAIN_S)
+    assert stand.pool.known == frozenset()
+    await stand.pool.stop()
+
+
 async def test_slots_are_made_ahead_and_go_by_name(stand: Stand) -> None:
     assert stand.ahead.spare == 2
     slot = await stand.ahead.acquire("i1")

@@ -167,9 +167,13 @@ class NetHost:
                         if key.data < 0:
                             return
                         try:
-                            os.write(key.data, os.read(key.fd, 70_000))
+                            frame = os.read(key.fd, 70_000)
                         except OSError:
                             return  # the slot has gone
+                        try:
+                            os.write(key.data, frame)
+                        except OSError:
+                            continue  # a device that is down takes no frame: it is lost, as on a wire
 
         thread = threading.Thread(target=carry, daemon=True)
         thread.start()

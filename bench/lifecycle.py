@@ -16,6 +16,8 @@ import argparse
 import asyncio
 import functools
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -469,6 +471,8 @@ def main() -> None:
     parts = [name for name in given.only.split(",") if name]
     if unknown := [name for name in parts if name not in PARTS]:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result: Result = {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
     with scratch_home(config.load().home) as settings:
         with node_on(settings) as node:  # makes the template's snapshot

@@ -28,12 +28,12 @@ from agentenv.network.ahead import SlotsAhead
 from agentenv.network.slot import Slot
 from agentenv.sandbox.admission import Admission, Need
 from agentenv.sandbox.agent import Identity, unless_exit
-from agentenv.sandbox.launch import AgentClient
+from agentenv.sandbox.launch import AgentClient, spec_of
 from agentenv.sandbox.parts import Clock, GuestFilesSource
 from agentenv.sandbox.pool_plan import Bounds, Shelf, SlotShelf, plan
 from agentenv.snapshot.holds import Hold
 from agentenv.snapshot.records import Snapshot
-from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic, SavedState
+from agentenv.vmm.machine import Hypervisor, Layer, Machine, SavedState
 
 log = logging.getLogger(__name__)
 
@@ -333,8 +333,8 @@ class Pool:
         slot = await self._slots.acquire_new(machine_id)
         machine = agent = None
         try:
-            spec = pooled_spec(
-                machine_id, snapshot, slot, self._snapshots.layers(snapshot), self._guest_files()
+            spec = spec_of(
+                machine_id, snapshot.resources, slot, self._snapshots.layers(snapshot), self._guest_files()
             )
             machine = await self._hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint or None)
             agent = self._agent_at(slot.address)
@@ -412,23 +412,6 @@ def need_of(snapshot: Snapshot) -> Need:
     """What a machine of a snapshot takes of the node."""
     resources = snapshot.resources
     return Need.running(vcpus=resources.vcpus, memory_mib=resources.memory_mib, disk_mib=resources.disk_mib)
-
-
-def pooled_spec(
-    machine_id: str, snapshot: Snapshot, slot: Slot, layers: tuple[Layer, ...], guest: GuestFiles
-) -> MachineSpec:
-    """A machine as the snapshot has it."""
-    resources = snapshot.resources
-    return MachineSpec(
-        id=machine_id,
-        vcpus=resources.vcpus,
-        memory_mib=resources.memory_mib,
-        disk_mib=resources.disk_mib,
-        guest=guest,
-        layers=layers,
-        nic=Nic(slot.namespace, slot.tap, slot.mac),
-        uid=slot.uid,
-    )
 
 
 def rehearsal(snapshot: Snapshot, name: str) -> Identity:

@@ -96,6 +96,8 @@ def test_a_starter_that_went_away_does_not_matter() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     node._tell(theirs, "http://x")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(theirs)
 
 
 async def test_signals_are_only_recorded() -> None:

@@ -69,16 +69,7 @@ def started(image_node: RunningNode, tmp_path: Path) -> Iterator[Callable[..., S
             check=True,
             capture_output=True,
         )
-        made.append(
-            Sandbox.create(
-                name,
-                timeout=300,
-                request_timeout=120,
-                api_url=image_node.url,
-                sandbox_url=image_node.url,
-                api_key=image_node.key,
-            )
-        )
+        made.append(image_node.sandbox(name))
         return made[-1]
 
     yield start

@@ -36,16 +36,7 @@ def guest(net_node: RunningNode) -> Iterator[Callable[[], Sandbox]]:
     made: list[Sandbox] = []
 
     def create() -> Sandbox:
-        made.append(
-            Sandbox.create(
-                "base",
-                timeout=300,
-                request_timeout=120,
-                api_url=net_node.url,
-                sandbox_url=net_node.url,
-                api_key=net_node.key,
-            )
-        )
+        made.append(net_node.sandbox("base"))
         return made[-1]
 
     yield create

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+from e2b import Sandbox
 
 START_LIMIT_S = 120.0
 
@@ -47,6 +48,17 @@ class RunningNode:
     def client(self) -> httpx.Client:
         """Plain HTTP with the key."""
         return httpx.Client(base_url=self.url, headers={"X-API-KEY": self.key}, timeout=120, trust_env=False)
+
+    def sandbox(self, template: str) -> Sandbox:
+        """A new sandbox of this node, through E2B's client; the caller kills it."""
+        return Sandbox.create(
+            template,
+            timeout=300,
+            request_timeout=120,
+            api_url=self.url,
+            sandbox_url=self.url,
+            api_key=self.key,
+        )
 
     def start(self) -> None:
         """Start and return when it serves; a failure shows the log's end."""

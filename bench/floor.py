@@ -22,7 +22,7 @@ from agentenv.network.slots import Slots
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.agent import Agent, Identity
-from agentenv.sandbox.pool import pooled_spec
+from agentenv.sandbox.launch import spec_of
 from agentenv.snapshot.listing import Query
 from agentenv.snapshot.records import Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -72,7 +72,7 @@ class Floor:
         assert saved is not None
         slot = await self._slots.acquire(name)
         try:
-            spec = pooled_spec(name, found, slot, layers, guest.load(self._node))
+            spec = spec_of(name, found.resources, slot, layers, guest.load(self._node))
             begun = time.perf_counter()
             machine = await self._qemu.restore(spec, saved)
             loaded = time.perf_counter()

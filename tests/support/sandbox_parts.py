@@ -21,6 +21,7 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.records import Records
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
+from agentenv.snapshot.records import Start
 from agentenv.vmm.machine import (
     Capture,
     Exit,
@@ -292,7 +293,8 @@ class MemoryTemplate:
     env: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
     default_user: str = "user"
     default_workdir: str | None = None
-    rootfs: Path = Path("/images/base.ext4")
+    rootfs: Path | None = Path("/images/base.ext4")
+    start: Start = field(default_factory=Start)
     created_at: float = 1_700_000_000.0
     updated_at: float = 1_700_000_100.0
 
@@ -306,6 +308,9 @@ class MemoryTemplates:
             if reference in (template.id, template.name):
                 return template
         raise NotFound(f'template "{reference}" not found')
+
+    def serves(self, build_id: str) -> bool:
+        return any(template.build_id == build_id for template in self._templates)
 
     def list(self) -> tuple[MemoryTemplate, ...]:
         return self._templates

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import AenvError, NotFound
+from agentenv.errors import AenvError
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -110,8 +110,10 @@ class Sandboxes:
             boot_id=ledger.boot_id,
             turn_limit_s=turn_limit_s,
         )
-        self._prepared = Prepared(self._core)
-        self._creating = Creating(self._core, templates, self._prepared)
+        self.launcher = launcher
+        self.admission = admission
+        self.prepared = Prepared(self._core)
+        self._creating = Creating(self._core, templates, self.prepared)
         self._ending = Ending(self._core)
         self._pausing = Pausing(self._core)
         self._resuming = Resuming(self._core)
@@ -174,7 +176,7 @@ class Sandboxes:
             kills = [self.kill(each, why="the node stopped") for each in running]
             await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
         await self._let_operations_end()
-        await self._prepared.stop()
+        await self.prepared.stop()
         await self.pool.stop()
         await _cut_off({live.watch for live in core.all if live.watch is not None} | core.background)
         for live in core.all:
@@ -377,13 +379,9 @@ class Sandboxes:
     def drop_outdated(self) -> None:
         """Delete first snapshots of templates that are gone or were built anew."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):
-            try:
-                current = self._creating.templates.get(record.template.id).build_id
-            except NotFound:
-                current = None
-            if record.template.build_id != current:
+            if not self._creating.templates.serves(record.template.build_id):
                 self.snapshots.delete(record.id)
-                self._core.collect_soon()
+        self._core.collect_soon()
 
     # Time
 

@@ -17,7 +17,7 @@ from agentenv.errors import StoreCorrupt
 
 ROOT = "snapshots"
 
-Kind = Literal["template", "pause", "checkpoint", "fork"]
+Kind = Literal["template", "pause", "checkpoint", "fork", "step"]
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_LENGTH = 19
@@ -91,6 +91,17 @@ class GuestSettings:
     env: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
     default_workdir: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What runs in every sandbox of a template: the command, and the one that succeeds when it is up."""
+
+    command: str = ""
+    ready: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.ready)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
 from agentenv.run_record import start_time
 from agentenv.template import base, workspace
-from agentenv.template.store import Template, Templates, check_name, new_id
+from agentenv.template.records import Template
+from agentenv.template.store import Templates, check_name, new_id
 
 KIND = "template-build"
 DISK_MIB_MAX = 1 << 20
@@ -65,11 +66,11 @@ async def create(
     templates = Templates(database, settings)
     recipe = recipe_of(source, wanted_mib, system)
     before = templates.find(name)
-    if before and not force and recipe is not None and before.recipe == recipe and before.rootfs.is_file():
+    if before and not force and recipe is not None and before.recipe == recipe and _is_there(before):
         return _resized(templates, before, vcpus, memory_mib, progress)
     now = time.time()
     build_id = str(uuid.uuid4())
-    rootfs = settings.images_dir / f"{name}-{build_id}.ext4"
+    rootfs = settings.images_dir / f"{name.replace('/', '_')}-{build_id}.ext4"
     with host_faults(str(settings.images_dir)):
         settings.images_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
     entry = _begin(ledger, settings, source, build_id, rootfs)
@@ -97,6 +98,10 @@ async def create(
         _end(ledger, entry)  # little is left there: the tree is gone already
     templates.sweep()
     return template
+
+
+def _is_there(template: Template) -> bool:
+    return template.rootfs is not None and template.rootfs.is_file()
 
 
 def _within(what: str, value: int, least: int, most: int) -> int:
@@ -208,7 +213,11 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
     """Remove what builds of dead processes left; returns their build ids. A build that runs is kept."""
     reaped = []
     known = {
-        Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")
+        Path(row["rootfs"])
+        for row in database.query(
+            "SELECT document ->> '$.made.rootfs' AS rootfs FROM builds"
+            " WHERE document ->> '$.made.rootfs' IS NOT NULL"
+        )
     }
     for entry in ledger.entries(kind=KIND):
         alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]

@@ -1,0 +1,224 @@
+"""Makes what a plan says: from the last step that is known, in a machine, to the snapshot of the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from agentenv.building.cache import StepCache
+from agentenv.building.definition import BASE, FINALIZE
+from agentenv.building.ground import Ground
+from agentenv.building.logs import Feed
+from agentenv.building.plan import Plan
+from agentenv.building.steps import StepFailed, Steps, following, program
+from agentenv.building.workshop import Bench, Workshop
+from agentenv.errors import AenvError
+from agentenv.sandbox import starting
+from agentenv.sandbox.core import outcome
+from agentenv.sandbox.guest import Output
+from agentenv.sandbox.prepare import Prepared
+from agentenv.snapshot.records import Descent, GuestSettings, Snapshot
+from agentenv.snapshot.store import Snapshots
+from agentenv.vmm.machine import Incompatible
+
+log = logging.getLogger(__name__)
+
+# Every start writes the changed pages into its memory; above this much it is worth a file of their own.
+FOLD_BYTES = 4 << 20
+
+
+class Maker:
+    """Makes snapshots of plans."""
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        cache: StepCache,
+        snapshots: Snapshots,
+        prepared: Prepared,
+        steps: Steps,
+    ) -> None:
+        self._workshop = workshop
+        self._cache = cache
+        self._snapshots = snapshots
+        self._prepared = prepared
+        self._steps = steps
+        self._roots: dict[str, asyncio.Task[Snapshot]] = {}
+
+    def known(self, plan: Plan) -> Snapshot | None:
+        """The snapshot of the whole, if it was made before and may be used."""
+        return self._cache.find(plan.key) if plan.forced is None else None
+
+    async def make(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
+        """The snapshot of the whole; what is made on the way is kept.
+
+        Raises:
+            StepFailed: a step failed. AenvError: there is no machine for it, or no room.
+        """
+        with ground.held():
+            done, snapshot = await self._known_part(plan, ground, feed)
+            self._tell_known(plan, done, feed)
+            if plan.rest(done) or plan.start:
+                made = await self._in_a_machine(plan, done, snapshot, ground, feed)
+            else:
+                made = await self._as_it_is(plan, snapshot)
+            self._cache.put(plan.key, made)
+            return await self._folded(made)
+
+    async def _known_part(self, plan: Plan, ground: Ground, feed: Feed) -> tuple[int, Snapshot]:
+        """The last step of which the outcome is known (0: the base), and that."""
+        for planned in plan.usable():
+            if (found := self._cache.find(planned.key)) is not None:
+                return planned.number, found
+        return 0, ground.snapshot or await self._root(plan, ground, feed)
+
+    def _tell_known(self, plan: Plan, done: int, feed: Feed) -> None:
+        for planned in plan.steps[:done]:
+            feed.tell("info", f"CACHED [{planned.number}/{len(plan.steps)}] {planned.step}", str(planned.number))
+
+    async def _root(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
+        """The base, booted; those who want the same at once share it."""
+        key = plan.root.key
+        if plan.forced != 0 and (found := self._cache.find(key)) is not None:
+            return found
+        task = self._roots.get(key)
+        if task is None:
+            task = asyncio.create_task(self._boot(plan, ground, feed), name=f"boot {key[:12]}")
+            self._roots[key] = task
+            task.add_done_callback(lambda _done: self._roots.pop(key, None))
+        return await outcome(task)
+
+    async def _boot(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
+        feed.tell("info", "Booting the base", BASE)
+        settings = plan.root.context.settings
+        try:
+            with ground.held():
+                async with self._workshop.booted(plan.root.resources, ground.layers) as bench:
+                    if ground.account is not None:
+                        arguments = (ground.account, "sudo")
+                        await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)
+                    made = await bench.keep(plan.root.key, settings, final=True)
+        except AenvError as error:
+            raise StepFailed(BASE, str(error)) from error
+        self._cache.put(plan.root.key, made)
+        return made
+
+    async def _in_a_machine(
+        self, plan: Plan, done: int, snapshot: Snapshot, ground: Ground, feed: Feed
+    ) -> Snapshot:
+        async with AsyncExitStack() as stack:
+            try:
+                bench = await stack.enter_async_context(self._workshop.restored(snapshot))
+            except Incompatible as error:
+                feed.tell("warn", f"What was kept cannot be used any more: {error}")
+                await self._let_go(plan, done, snapshot, ground)
+            else:
+                await self._go_on(plan, done, bench, feed)
+                return await self._finish(plan, done, bench, feed)
+        if ground.snapshot is not None and done == 0:
+            assert ground.template is not None
+            ground = replace(ground, snapshot=await self._prepared.of(ground.template))
+        return await self.make(plan, ground, feed)
+
+    async def _let_go(self, plan: Plan, done: int, snapshot: Snapshot, ground: Ground) -> None:
+        """Forget a snapshot that is of another host or hypervisor, so that it is made anew."""
+        if done:
+            self._cache.forget(plan.steps[done - 1].key)
+        elif ground.snapshot is None:
+            self._cache.forget(plan.root.key)
+        else:
+            assert ground.template is not None
+            await self._prepared.of(ground.template, unusable=snapshot.id)
+
+    async def _go_on(self, plan: Plan, done: int, bench: Bench, feed: Feed) -> None:
+        """Carry out what is left to do after step `done`."""
+        resources = plan.root.resources
+        for planned in plan.rest(done):
+            name = str(planned.number)
+            feed.tell("info", f"[{name}/{len(plan.steps)}] {planned.step}", name)
+            await self._steps.carry_out(
+                planned, bench.guest, feed, memory_mib=resources.memory_mib, disk_mib=resources.disk_mib
+            )
+            if planned.kept:
+                try:
+                    self._cache.put(planned.key, await bench.keep(planned.key, planned.after.settings))
+                except AenvError as error:
+                    raise StepFailed(name, f"its outcome cannot be kept: {error}") from error
+
+    async def _finish(self, plan: Plan, done: int, bench: Bench, feed: Feed) -> Snapshot:
+        feed.tell("info", "Finalizing template build", FINALIZE)
+        settings = plan.context.settings
+        changed = [planned for planned in plan.rest(done) if not planned.kept]
+        last_kept = max((planned.number for planned in plan.rest(done) if planned.kept), default=0)
+        try:
+            if plan.start:
+                await starting.start(
+                    bench.guest, plan.start, settings, lambda *told: feed.tell(*told, FINALIZE), _output(feed)
+                )
+            elif not any(planned.number > last_kept for planned in changed):
+                assert bench.standing is not None
+                return await self._snapshots.make_durable(bench.standing.id)
+            return await bench.keep(plan.key, settings, final=True)
+        except AenvError as error:
+            raise StepFailed(FINALIZE, str(error)) from error
+
+    async def _as_it_is(self, plan: Plan, snapshot: Snapshot) -> Snapshot:
+        """A snapshot of its own over the files of one that has all of it already."""
+        if snapshot.kind == "step":
+            return await self._snapshots.make_durable(snapshot.id)
+        descent = Descent("", "a step of a build", plan.key)
+        return await self._second(snapshot, "build", "step", descent, plan.context.settings)
+
+    async def _folded(self, made: Snapshot) -> Snapshot:
+        memory = made.memory
+        if memory is None or sum(delta.bytes for delta in memory.deltas) < FOLD_BYTES:
+            return made
+        return await self._snapshots.fold_memory(made.id)
+
+    async def for_template(self, made: Snapshot, descent: Descent, settings: GuestSettings) -> Snapshot:
+        """The snapshot that a template's sandboxes start from: another record over the same files.
+
+        Raises:
+            StoreFull, StoreFault: it cannot be recorded.
+        """
+        return await self._second(made, descent.id, "template", descent, settings)
+
+    async def _second(
+        self, made: Snapshot, owner: str, kind: str, descent: Descent, settings: GuestSettings
+    ) -> Snapshot:
+        hold = self._snapshots.keep(made)
+        try:
+            draft = self._snapshots.begin(owner)
+            try:
+                record = replace(
+                    made,
+                    id=draft.id,
+                    kind="template" if kind == "template" else "step",
+                    template=descent,
+                    guest=settings,
+                    names=(),
+                    parent=None,
+                    created_at=self._workshop.now(),
+                )
+                return await self._snapshots.publish(draft, record, durable=True)
+            except BaseException:
+                await self._snapshots.abandon(draft)
+                raise
+        finally:
+            hold.release()
+
+    async def stop(self) -> None:
+        """Break off what is being booted."""
+        tasks = list(self._roots.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _output(feed: Feed) -> starting.OutputOf:
+    def of(what: str) -> Output:
+        return following(feed, FINALIZE, "info" if what == "start" else "debug", what).feed
+
+    return of

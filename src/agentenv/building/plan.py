@@ -1,0 +1,174 @@
+"""What a definition comes to, step by step: in which context each is carried out, and the key of what is
+there afterwards. Pure: a build whose last key is known needs no machine.
+
+A key is the digest of all that led there: what the base is and how large the machine, then each step. So an
+unchanged beginning has the keys that it had, in whichever template or build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from agentenv.building.definition import Definition, Step
+from agentenv.building.expansion import expand
+from agentenv.snapshot.records import GuestSettings, Resources, Start
+
+# Part of every key: raise it when the same steps lead to something else than before.
+FORMAT = 1
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# These change the machine and are kept; the others are carried out again before the next of these.
+KEPT = frozenset({"RUN", "COPY"})
+# These change the machine.
+ACTIVE = KEPT | {"WORKDIR", "USER"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What holds at a point of a definition. `args` are for the steps alone, `env` for the sandboxes too."""
+
+    user: str
+    workdir: str
+    env: dict[str, str] = field(default_factory=dict)
+    args: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a step's command."""
+        return {**self.args, **self.env}
+
+    @property
+    def settings(self) -> GuestSettings:
+        """What sandboxes get of it."""
+        return GuestSettings(dict(self.env), self.user, self.workdir)
+
+    def expand(self, text: str) -> str:
+        """The text with its variables' values."""
+        return expand(text, {"PATH": PATH, "HOME": "/root", **self.variables})
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a build begins with: `identity` names the content, `start` is what a template below runs."""
+
+    identity: str
+    resources: Resources
+    context: Context
+    start: Start = field(default_factory=Start)
+
+    @property
+    def key(self) -> str:
+        """The key of a machine that has just booted from it."""
+        resources = self.resources
+        return _key(
+            "root",
+            str(FORMAT),
+            self.identity,
+            *(str(size) for size in (resources.vcpus, resources.memory_mib, resources.disk_mib)),
+            json.dumps([self.context.user, self.context.workdir, sorted(self.context.env.items())]),
+        )
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step in its place: its number from 1 on, with its variables' values put in, the context that it is
+    carried out in, the one after it, and the key of what is there then."""
+
+    number: int
+    step: Step
+    before: Context
+    after: Context
+    key: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether what is there afterwards is kept."""
+        return self.step.type in KEPT
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a build. `key` is that of the whole, `forced` that of the first step (0: the base) from which on
+    nothing that is known may be used; None where all may."""
+
+    root: Root
+    steps: tuple[Planned, ...]
+    start: Start
+    key: str
+    forced: int | None
+
+    @property
+    def context(self) -> Context:
+        """What holds in the end."""
+        return self.steps[-1].after if self.steps else self.root.context
+
+    def usable(self) -> tuple[Planned, ...]:
+        """The steps whose outcome may be known, the last one first."""
+        known = [each for each in self.steps if each.kept and (self.forced is None or each.number < self.forced)]
+        return tuple(reversed(known))
+
+    def rest(self, done: int) -> tuple[Planned, ...]:
+        """What is left to do after step `done` (0: the base)."""
+        return tuple(each for each in self.steps if each.number > done and each.step.type in ACTIVE)
+
+
+def plan(definition: Definition, root: Root, copied: Sequence[str] = ()) -> Plan:
+    """What a definition comes to on a base.
+
+    Args:
+        definition: the definition.
+        root: its base.
+        copied: for each step that copies from somewhere else, in their order, the identity of that.
+    """
+    context, key = root.context, root.key
+    origins = iter(copied)
+    steps: list[Planned] = []
+    for number, given in enumerate(definition.steps, 1):
+        step = _expanded(given, context)
+        following = _after(step, context)
+        origin = next(origins) if step.source else ""
+        key = _key(key, step.type, json.dumps(step.args), step.files or "", origin)
+        steps.append(Planned(number, step, context, following, key))
+        context = following
+    start = definition.start or root.start
+    key = _key(key, "start", start.command, start.ready)
+    return Plan(root, tuple(steps), start, key, _forced(definition))
+
+
+def _forced(definition: Definition) -> int | None:
+    if definition.force:
+        return 0
+    return next((number for number, step in enumerate(definition.steps, 1) if step.force), None)
+
+
+def _expanded(step: Step, context: Context) -> Step:
+    """A step with its variables' values; a command's are the shell's matter."""
+    if step.type == "RUN":
+        return step
+    if step.type in ("ENV", "ARG"):
+        args = [context.expand(arg) if index % 2 else arg for index, arg in enumerate(step.args)]
+    else:
+        args = [context.expand(arg) for arg in step.args]
+    return replace(step, args=tuple(args))
+
+
+def _after(step: Step, context: Context) -> Context:
+    if step.type in ("ENV", "ARG"):
+        given = dict(zip(step.args[::2], step.args[1::2], strict=True))
+        if step.type == "ENV":
+            return replace(context, env={**context.env, **given})
+        return replace(context, args={**context.args, **given})
+    if step.type == "WORKDIR":
+        return replace(context, workdir=posixpath.normpath(posixpath.join("/", context.workdir, step.args[0])))
+    if step.type == "USER":
+        return replace(context, user=step.args[0].partition(":")[0])
+    return context
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

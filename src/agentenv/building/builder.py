@@ -68,10 +68,12 @@ class Builder:
     # Life
 
     def start(self) -> None:
-        """Give the builds that an earlier life of the node was at their end; its machines are reaped elsewhere."""
+        """Give the builds that an earlier life of the node was at their end. Its machines are reaped before
+        this."""
         for build in self._builds.unended():
             if build.state is BuildState.BUILDING:
                 self._end(build, Reason("the node ended while it was built"))
+        self._maker.recover()
 
     async def stop(self) -> None:
         """Begin nothing new, and break off what is under way: it has failed."""
@@ -159,10 +161,12 @@ class Builder:
             await asyncio.gather(task, return_exceptions=True)
         return cancelled
 
-    async def cancel_all(self, named: Named) -> None:
-        """Cancel all builds of a template."""
-        for build in named.builds:
-            await self.cancel(build)
+    async def deleted(self, named: Named) -> None:
+        """A template is gone with all its builds: break off those under way."""
+        tasks = [self._tasks[build.id] for build in named.builds if build.id in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def status(
         self, template: str, build_id: str, *, offset: int = 0, limit: int = PAGE_MAX, level: str = "debug"
@@ -189,6 +193,7 @@ class Builder:
             template = await self._build(build, definition, feed)
             feed.tell("info", "The template is ready")
             self._builds.finish(build.id, template)
+            self._maker.trim()
             log.info("template %s is built (build %s)", template.name, build.id)
         except asyncio.CancelledError:
             self._end(build, Reason("the node stopped" if self._stopping else "the build was cancelled"))
@@ -211,7 +216,9 @@ class Builder:
             feed.tell("info", "CACHED all of it")
         else:
             key = planned.key if planned.forced is None else f"{planned.key} {build.id}"
-            made = await self._flights.join(key, lambda told: self._take_turn(planned, ground, told), feed.pass_on)
+            made = await self._flights.join(
+                key, lambda told: self._take_turn(planned, ground, told), feed.pass_on
+            )
         named = self._templates.named(build.template_id)
         settings = planned.context.settings
         await self._maker.for_template(made, Descent(named.id, named.name, build.id), settings)
@@ -236,9 +243,7 @@ class Builder:
         log.info("build %s failed: %s", build.id, reason.message)
 
 
-def _template(
-    named: Named, build: Build, definition: Definition, planned: Plan, made: Snapshot
-) -> Template:
+def _template(named: Named, build: Build, definition: Definition, planned: Plan, made: Snapshot) -> Template:
     context, resources = planned.context, planned.root.resources
     return Template(
         id=named.id,

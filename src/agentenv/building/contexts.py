@@ -1,4 +1,4 @@
-"""The files that builds copy: uploaded by their clients under the hash that these gave them, kept for a while.
+"""The files that builds copy: uploaded by clients under the hash that these gave them, kept for a while.
 
 An upload is a nameless file until it is whole, so nothing is left of one that breaks off.
 """

@@ -29,8 +29,8 @@ class Flights:
     async def join(
         self, key: str, work: Callable[[Feed], Coroutine[Any, Any, Snapshot]], listener: Listener
     ) -> Snapshot:
-        """What `work` makes, or somebody else's work for the same key that is under way. `listener` is told what
-        is told, from its beginning. When the last who waits is cancelled, so is the work.
+        """What `work` makes, or somebody else's work for the same key that is under way. `listener` is told
+        what is told, from its beginning. When the last who waits is cancelled, so is the work.
 
         Raises:
             whatever the work raises.

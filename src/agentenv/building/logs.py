@@ -49,7 +49,8 @@ class Logs:
         wanted = LEVELS[LEVELS.index(level) :]
         marks = ", ".join("?" * len(wanted))
         rows = self._database.query(
-            f"SELECT * FROM build_logs WHERE build = ? AND level IN ({marks}) ORDER BY number LIMIT ? OFFSET ?",
+            f"SELECT * FROM build_logs WHERE build = ? AND level IN ({marks})"
+            " ORDER BY number LIMIT ? OFFSET ?",
             (build_id, *wanted, min(limit, PAGE_MAX), offset),
         )
         return [Entry(row["at"], row["level"], row["message"], row["step"]) for row in rows]

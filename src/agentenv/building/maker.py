@@ -76,7 +76,9 @@ class Maker:
 
     def _tell_known(self, plan: Plan, done: int, feed: Feed) -> None:
         for planned in plan.steps[:done]:
-            feed.tell("info", f"CACHED [{planned.number}/{len(plan.steps)}] {planned.step}", str(planned.number))
+            feed.tell(
+                "info", f"CACHED [{planned.number}/{len(plan.steps)}] {planned.step}", str(planned.number)
+            )
 
     async def _root(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
         """The base, booted; those who want the same at once share it."""
@@ -154,9 +156,7 @@ class Maker:
         last_kept = max((planned.number for planned in plan.rest(done) if planned.kept), default=0)
         try:
             if plan.start:
-                await starting.start(
-                    bench.guest, plan.start, settings, lambda *told: feed.tell(*told, FINALIZE), _output(feed)
-                )
+                await starting.start(bench.guest, plan.start, settings, _teller(feed), _output(feed))
             elif not any(planned.number > last_kept for planned in changed):
                 assert bench.standing is not None
                 return await self._snapshots.make_durable(bench.standing.id)
@@ -209,12 +209,25 @@ class Maker:
         finally:
             hold.release()
 
+    def recover(self) -> None:
+        """Forget what an earlier life of the node made and did not get to keep."""
+        self._cache.drop_orphans()
+
+    def trim(self) -> None:
+        """Let go of steps that are too many or too old."""
+        if gone := self._cache.trim(self._workshop.now()):
+            log.info("%d steps of builds are kept no longer", gone)
+
     async def stop(self) -> None:
         """Break off what is being booted."""
         tasks = list(self._roots.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _teller(feed: Feed) -> starting.Tell:
+    return lambda level, message: feed.tell(level, message, FINALIZE)
 
 
 def _output(feed: Feed) -> starting.OutputOf:

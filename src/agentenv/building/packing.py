@@ -115,9 +115,7 @@ def _member(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, base: str,
         raise InvalidRequest(f"{member.name} is neither a file nor a directory nor a link")
 
 
-def _head(
-    out: BinaryIO, kind: bytes, member: tarfile.TarInfo, name: str, link: str, size: int
-) -> None:
+def _head(out: BinaryIO, kind: bytes, member: tarfile.TarInfo, name: str, link: str, size: int) -> None:
     encoded, target = _encoded(name), _encoded(link)
     if len(encoded) > NAME_LIMIT_BYTES or len(target) > NAME_LIMIT_BYTES:
         raise InvalidRequest(f"{name[:80]}… has a name that is too long")
@@ -146,4 +144,3 @@ def _write(out: BinaryIO, data: bytes) -> None:
         out.write(data)
     except OSError as error:
         raise unwritable(Path("a build's scratch file"), error) from error
-

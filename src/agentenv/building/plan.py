@@ -109,7 +109,9 @@ class Plan:
 
     def usable(self) -> tuple[Planned, ...]:
         """The steps whose outcome may be known, the last one first."""
-        known = [each for each in self.steps if each.kept and (self.forced is None or each.number < self.forced)]
+        known = [
+            each for each in self.steps if each.kept and (self.forced is None or each.number < self.forced)
+        ]
         return tuple(reversed(known))
 
     def rest(self, done: int) -> tuple[Planned, ...]:
@@ -164,7 +166,9 @@ def _after(step: Step, context: Context) -> Context:
             return replace(context, env={**context.env, **given})
         return replace(context, args={**context.args, **given})
     if step.type == "WORKDIR":
-        return replace(context, workdir=posixpath.normpath(posixpath.join("/", context.workdir, step.args[0])))
+        return replace(
+            context, workdir=posixpath.normpath(posixpath.join("/", context.workdir, step.args[0]))
+        )
     if step.type == "USER":
         return replace(context, user=step.args[0].partition(":")[0])
     return context

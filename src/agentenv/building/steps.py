@@ -51,9 +51,7 @@ class Steps:
         scratch: a directory for nameless files.
     """
 
-    def __init__(
-        self, files: Callable[[Planned], Awaitable[Path]], scratch: Callable[[], Path]
-    ) -> None:
+    def __init__(self, files: Callable[[Planned], Awaitable[Path]], scratch: Callable[[], Path]) -> None:
         self._files = files
         self._scratch = scratch
 
@@ -93,9 +91,7 @@ class Steps:
             output.end()
         await end_leftovers(guest)
 
-    async def _copy(
-        self, planned: Planned, guest: Works, feed: Feed, memory_mib: int, disk_mib: int
-    ) -> None:
+    async def _copy(self, planned: Planned, guest: Works, feed: Feed, memory_mib: int, disk_mib: int) -> None:
         source, destination, owner, mode = (*planned.step.args, "", "")[:4]
         context = planned.before
         archive = await self._files(planned)

@@ -202,7 +202,9 @@ class Workshop:
             else:
                 machine = await launcher.hypervisor.boot(spec)
             self._admission.commit(bench_id)
-            await self._take_over(machine, slot, launcher.resume_timeout_s if saved else launcher.boot_timeout_s)
+            await self._take_over(
+                machine, slot, launcher.resume_timeout_s if saved else launcher.boot_timeout_s
+            )
             bench = Bench(self, machine, slot, self._guest_at(machine, slot.address), resources)
             if saved and snapshot:
                 bench.standing, bench.fingerprint = snapshot, snapshot.fingerprint

@@ -190,7 +190,11 @@ class _Exchange:
 
 
 def _process(command: Command) -> dict[str, Any]:
-    given: dict[str, Any] = {"cmd": command.argv[0], "args": list(command.argv[1:]), "envs": dict(command.env)}
+    given: dict[str, Any] = {
+        "cmd": command.argv[0],
+        "args": list(command.argv[1:]),
+        "envs": dict(command.env),
+    }
     if command.workdir:
         given["cwd"] = command.workdir
     return given

@@ -62,6 +62,7 @@ class Template(Protocol):
     @property
     def rootfs(self) -> Path | None:
         """What its first snapshot is booted from; None where a build made that."""
+
     @property
     def env(self) -> Mapping[str, str]: ...
     @property

@@ -64,13 +64,15 @@ class Prepared:
         Raises:
             AenvError: it could not be made; nothing is left of the attempt.
         """
-        found, before = self.ready(template), None
-        if found is not None and found.id == unusable:
-            found, before = None, self._snapshots.keep(found)
-            self._snapshots.delete(before.record.id)
-        if found is not None:
+        found = self.ready(template)
+        if found is not None and found.id != unusable:
             return found
+        before = None if found is None else self._snapshots.keep(found)
+        if found is not None:
+            self._snapshots.delete(found.id)
         task = self._making.get(template.build_id)
+        if task is not None and before is not None:
+            before.release()
         if task is None:
             task = asyncio.create_task(self._make(template, before), name=f"prepare {template.name}")
             self._making[template.build_id] = task

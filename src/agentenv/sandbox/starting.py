@@ -96,9 +96,7 @@ async def _until_ready(
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _tries(
-    guest: Runs, ready: str, settings: GuestSettings, tell: Tell, output: OutputOf
-) -> None:
+async def _tries(guest: Runs, ready: str, settings: GuestSettings, tell: Tell, output: OutputOf) -> None:
     pause, longest = RETRY_S
     while ready:
         try:

@@ -28,8 +28,8 @@ class Builds:
     def open(
         self, name: str, tags: tuple[str, ...], *, vcpus: int | None = None, memory_mib: int | None = None
     ) -> Build:
-        """A build that waits to be told what it is made of, and gets the tags when it is ready. The template is
-        made where there is none of that name.
+        """A build that waits to be told what it is made of, and gets the tags when it is ready. The template
+        is made where there is none of that name.
 
         Raises:
             Conflict: a snapshot has the name.
@@ -112,9 +112,7 @@ class Builds:
     def _change(self, build_id: str, event: Event, reason: Reason | None = None) -> Build:
         with self._database.transaction() as cursor:
             build = self.get(build_id)
-            build = replace(
-                build, state=after(build.state, event), updated_at=time.time(), reason=reason
-            )
+            build = replace(build, state=after(build.state, event), updated_at=time.time(), reason=reason)
             insert(cursor, build)
         return build
 
@@ -155,7 +153,11 @@ def takes_over(build: Build, before: Build) -> bool:
 
 def forgettable(untagged: Iterable[Build], now: float) -> tuple[Build, ...]:
     """Which of the builds without a tag nobody asks for any more at `now`."""
-    keep_s = {BuildState.READY: KEEP_UNTAGGED_S, BuildState.ERROR: KEEP_ENDED_S, BuildState.CANCELLED: KEEP_ENDED_S}
+    keep_s = {
+        BuildState.READY: KEEP_UNTAGGED_S,
+        BuildState.ERROR: KEEP_ENDED_S,
+        BuildState.CANCELLED: KEEP_ENDED_S,
+    }
     return tuple(
         build for build in untagged if build.state in keep_s and build.updated_at < now - keep_s[build.state]
     )

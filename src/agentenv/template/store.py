@@ -14,7 +14,7 @@ from agentenv.config import Settings
 from agentenv.errors import Conflict, InvalidRequest, NotFound
 from agentenv.records.database import Database
 from agentenv.template import names
-from agentenv.template.names import DEFAULT_TAG, Reference, check_name
+from agentenv.template.names import DEFAULT_TAG, check_name
 from agentenv.template.records import Build, Named, Tag, Template, decode, encode
 from agentenv.template.states import BuildState
 
@@ -184,7 +184,7 @@ class Templates:
             cursor.execute("UPDATE templates SET public = ? WHERE id = ?", (public, named.id))
         return replace(named, public=public)
 
-    def delete(self, reference: str) -> Template | Named:
+    def delete(self, reference: str) -> Named:
         """Remove a template with all its builds and their files.
 
         Raises:
@@ -211,8 +211,7 @@ class Templates:
         for rootfs in gone:
             rootfs.unlink(missing_ok=True)
         self.sweep()
-        shown = named.shown
-        return shown.made if shown is not None and shown.made is not None else named
+        return named
 
     # Tags
 
@@ -222,7 +221,8 @@ class Templates:
 
     def _tags(self, template_id: str) -> tuple[Tag, ...]:
         rows = self._database.query(
-            "SELECT tag, build, assigned_at FROM template_tags WHERE template = ? ORDER BY tag", (template_id,)
+            "SELECT tag, build, assigned_at FROM template_tags WHERE template = ? ORDER BY tag",
+            (template_id,),
         )
         return tuple(Tag(row["tag"], row["build"], row["assigned_at"]) for row in rows)
 
@@ -310,7 +310,8 @@ def assign(cursor: sqlite3.Cursor, build: Build, tag: str, now: float) -> None:
     _remove(cursor, build.template_id, tag, now, but=build)
     cursor.execute(
         "INSERT INTO template_tags (template, tag, build, assigned_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (template, tag) DO UPDATE SET build = excluded.build, assigned_at = excluded.assigned_at",
+        " ON CONFLICT (template, tag)"
+        " DO UPDATE SET build = excluded.build, assigned_at = excluded.assigned_at",
         (build.template_id, tag, build.id, now),
     )
 
@@ -318,15 +319,14 @@ def assign(cursor: sqlite3.Cursor, build: Build, tag: str, now: float) -> None:
 def tagged(cursor: sqlite3.Cursor, template_id: str, tag: str) -> Build | None:
     """The build that a tag points to."""
     row = cursor.execute(
-        "SELECT document FROM builds JOIN template_tags ON build = id WHERE template_tags.template = ? AND tag = ?",
+        "SELECT document FROM builds JOIN template_tags ON build = id"
+        " WHERE template_tags.template = ? AND tag = ?",
         (template_id, tag),
     ).fetchone()
     return None if row is None else decode(row["document"])
 
 
-def _remove(
-    cursor: sqlite3.Cursor, template_id: str, tag: str, now: float, but: Build | None = None
-) -> None:
+def _remove(cursor: sqlite3.Cursor, template_id: str, tag: str, now: float, but: Build | None = None) -> None:
     before = tagged(cursor, template_id, tag)
     if before is None or (but is not None and before.id == but.id):
         return

@@ -16,8 +16,10 @@ from agentenv.errors import AenvError, InvalidRequest, NotFound, StoreCorrupt
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.template import base, create
-from agentenv.template.store import Template, Templates
+from agentenv.template.records import Template
+from agentenv.template.store import Templates
 from support.archives import Layout, file, tarball
+from support.sandbox_parts import rootfs_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root filesystems are built as root")
 
@@ -64,12 +66,12 @@ def rootfs(tmp_path: Path) -> Path:
 async def test_created_and_recorded(node: Node, rootfs: Path) -> None:
     made = await node.create("mine", rootfs, vcpus=2, memory_mib=256)
     assert node.templates.get("mine") == made
-    assert made.rootfs.parent == node.settings.images_dir
-    assert made.rootfs.stat().st_size == SMALL << 20
-    assert made.rootfs.stat().st_mode & 0o777 == 0o444
+    assert rootfs_of(made).parent == node.settings.images_dir
+    assert rootfs_of(made).stat().st_size == SMALL << 20
+    assert rootfs_of(made).stat().st_mode & 0o777 == 0o444
     assert (made.vcpus, made.memory_mib, made.disk_mib) == (2, 256, SMALL)
     assert (made.default_user, made.default_workdir) == ("user", "/home/user")
-    assert node.files() == [made.rootfs.name]
+    assert node.files() == [rootfs_of(made).name]
     assert node.ledger.entries() == []
 
 
@@ -101,7 +103,7 @@ async def test_other_numbers_over_the_same_filesystem(node: Node, rootfs: Path) 
     assert (second.vcpus, second.rootfs, second.id) == (4, first.rootfs, first.id)
     assert second.build_id != first.build_id
     assert node.templates.sweep(9e9) == ()
-    assert first.rootfs.exists()
+    assert rootfs_of(first).exists()
 
 
 @pytest.mark.parametrize("change", ["source", "disk", "force", "lost"])
@@ -115,13 +117,13 @@ async def test_a_change_makes_another_build_under_the_same_id(node: Node, rootfs
     elif change == "force":
         options["force"] = True
     else:
-        first.rootfs.unlink()
+        rootfs_of(first).unlink()
     second = await node.create("mine", rootfs, **options)
     assert second.id == first.id
     assert second.build_id != first.build_id
     assert second.rootfs != first.rootfs
     node.templates.sweep(9e9)
-    assert node.files() == [second.rootfs.name]
+    assert node.files() == [rootfs_of(second).name]
 
 
 async def test_a_failure_leaves_what_was_there(node: Node, rootfs: Path) -> None:
@@ -130,7 +132,7 @@ async def test_a_failure_leaves_what_was_there(node: Node, rootfs: Path) -> None
     with pytest.raises(StoreCorrupt):
         await node.create("mine", rootfs)
     assert node.templates.get("mine") == first
-    assert node.files() == [first.rootfs.name]
+    assert node.files() == [rootfs_of(first).name]
     assert node.ledger.entries() == []
 
 
@@ -224,7 +226,7 @@ async def test_reaping_spares_what_was_registered(node: Node, rootfs: Path) -> N
         made.build_id, create.KIND, scratch, tree=tree, rootfs=str(made.rootfs), pid=1, started=-1
     )
     assert create.reap(node.ledger, node.database) == [made.build_id]
-    assert made.rootfs.exists()
+    assert rootfs_of(made).exists()
 
 
 def test_recipes_of_packages_tell_suite_definition_and_disk_apart() -> None:

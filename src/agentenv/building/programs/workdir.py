@@ -1,6 +1,6 @@
 """Runs in the guest: makes a directory, and what is missing above it, the given user's.
 
-    workdir.py PATH USER
+workdir.py PATH USER
 """
 
 from __future__ import annotations

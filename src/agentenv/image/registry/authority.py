@@ -74,7 +74,7 @@ class Authority:
         headers: dict[str, str] = {}
         form: dict[str, str] = {}
         if login and login.identity_token:
-            url, _, query = url.partition("?")
+            url = url.partition("?")[0]
             form = {
                 "grant_type": "refresh_token",
                 "service": service,
@@ -110,6 +110,15 @@ class Authority:
             f"{self._host} lets nobody have {what} without credentials, or has no such image",
             remedy="see the name; give credentials, or docker login",
         )
+
+
+def _token(response: Answer) -> str | None:
+    try:
+        document = response.json()
+    except ValueError:
+        return None
+    found = isinstance(document, dict) and (document.get("token") or document.get("access_token"))
+    return found if isinstance(found, str) and found.isascii() and found.isprintable() else None
 
 
 def basic(credentials: Credentials) -> str:

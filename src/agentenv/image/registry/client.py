@@ -1,7 +1,7 @@
 """Requests to registries: authenticated, retried, redirected, in the clear only where that is allowed.
 
-httpx takes proxies from the environment, as every program does. Its own redirects are off, since each target is
-checked here; so is its log, since addresses of blobs may carry signatures.
+httpx takes proxies from the environment, as every program does. Its own redirects are off, since each target
+is checked here; so is its log, since addresses of blobs may carry signatures.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Client:
 
     async def pause(self, attempt: int, asked: float | None = None) -> bool:
         """Wait before the next attempt; False when there should be none."""
-        seconds = retry.wait(attempt, asked, random.random())  # noqa: S311 - spreads load
+        seconds = retry.wait(attempt, asked, random.random())
         if seconds is not None:
             await self._sleep(seconds)
         return seconds is not None
@@ -140,8 +140,7 @@ class Client:
 
         async def ask() -> httpx.Response:
             request = self._request("POST" if form else "GET", url, headers, form)
-            response = await self._http.send(request)
-            return response
+            return await self._http.send(request)
 
         return await self._patiently(ask)
 

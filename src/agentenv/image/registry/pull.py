@@ -1,7 +1,7 @@
 """An image out of a registry: what its reference means, and its blobs into the store.
 
-Each server that may have it (mirrors first) is asked in turn; the last one's failure is the answer. A download
-that is cut goes on from where it was.
+Each server that may have it (mirrors first) is asked in turn; the last one's failure is the answer. A
+download that is cut goes on from where it was.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Puller:
 def _goes_on(response: httpx.Response, begin: int) -> bool:
     """Whether a body begins where it was asked to; a server may ignore ranges."""
     if response.status_code == 206:
-        return response.headers.get("content-range", "").startswith(f"bytes {begin}-")
+        return bool(response.headers.get("content-range", "").startswith(f"bytes {begin}-"))
     return begin == 0
 
 

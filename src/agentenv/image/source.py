@@ -31,7 +31,7 @@ SOURCE_FORMS = (
 _SUITE = re.compile(r"[a-z][a-z0-9.-]{1,40}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # What is surely meant as a path, though there be none.
-_PATH_LIKE = re.compile(r"[./~].*|.*\.(tar|tgz|txz|tbz2?)(\.[a-z0-9]+)?", re.DOTALL)
+_PATH_LIKE = re.compile(r"[./~].*|.*\.(tar|tgz|txz|tbz2?)(\.[a-z0-9]+)?(:[^/]*)?", re.DOTALL)
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 # What the first member of a saved image is called; no root filesystem begins with any of these.
 _ARCHIVE_MEMBER = re.compile(

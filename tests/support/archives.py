@@ -155,7 +155,7 @@ class Layout:
 
     def read(self, entry: dict[str, Any]) -> bytes:
         """The content that a descriptor names."""
-        return (self.directory / "blobs" / entry["digest"].replace(":", "/")).read_bytes()
+        return (self.directory / "blobs" / str(entry["digest"]).replace(":", "/")).read_bytes()
 
     def config_digest(self, entry: dict[str, Any]) -> str:
         """The digest of the configuration of an image, by its manifest's descriptor."""

@@ -184,7 +184,7 @@ class Front:
         return sum(part in each.path for each in self.asked)
 
     def serve(self, handler: BaseHTTPRequestHandler) -> None:
-        headers = {name.lower(): value for name, value in handler.headers.items()}
+        headers = {name.lower(): ", ".join(handler.headers.get_all(name, [])) for name in handler.headers}
         body = handler.rfile.read(int(headers.get("content-length", 0)))
         with self._lock:
             nth = 1 + sum((each.method, each.path) == (handler.command, handler.path) for each in self.asked)

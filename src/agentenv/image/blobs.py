@@ -6,7 +6,6 @@ gone on with. Processes share a store: whoever fetches a blob has a lock on its 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from agentenv.errors import StoreCorrupt
+from agentenv.image.locking import locked
 from agentenv.image.streams import CHUNK
 from agentenv.image.tree import host_faults
 
@@ -90,7 +90,7 @@ class BlobStore:
             for directory in (self._whole, self._partial):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._partial / digest.removeprefix("sha256:")
-            with _locked(path) as file:
+            with locked(path) as file:
                 if self.has(digest):
                     path.unlink(missing_ok=True)
                     yield None
@@ -100,27 +100,6 @@ class BlobStore:
                 except (OSError, StoreCorrupt):
                     path.unlink(missing_ok=True)
                     raise
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """The file at `path`, made if missing, with its lock; whoever had it may have renamed or removed it."""
-    while True:
-        file = path.open("ab+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, os.fstat(file.fileno())):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
-def _is_at(path: Path, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), status)
-    except FileNotFoundError:
-        return False
 
 
 class Partial:

@@ -49,13 +49,14 @@ class BuiltImage:
     """A root filesystem that was made.
 
     `digest` names the content that it was made from; `size_bytes` is what the file takes on the
-    host, and `disk_mib` what the guest sees.
+    host, `disk_mib` what the guest sees, and `needed_mib` what it would be if the image alone decided.
     """
 
     path: Path
     config: ImageConfig
     digest: str
     disk_mib: int
+    needed_mib: int
     size_bytes: int
     default_user: str
     default_workdir: str
@@ -72,6 +73,7 @@ async def build_rootfs(
     system: System = MINIMAL,
     tree: Path | None = None,
     registries: Registries | None = None,
+    keep_tree: bool = False,
 ) -> BuiltImage:
     """Make the ext4 file `out` from a source (see `agentenv.image.source`).
 
@@ -87,6 +89,7 @@ async def build_rootfs(
         tree: where the tree is put together, a private directory's path that does not exist; unset,
             in `scratch`.
         registries: how an image of a registry is got; unset, there are none.
+        keep_tree: leave the tree to the caller, who has what it came for before that is removed.
 
     Raises:
         NotFound: no such source.
@@ -104,16 +107,20 @@ async def build_rootfs(
     build = _Build(out, disk_mib, max_disk_mib or disk_mib, scratch, tree or scratch / "tree", progress)
     try:
         if isinstance(wanted, Bootstrap):
-            return await build.from_packages(wanted, system)
-        if isinstance(wanted, Remote):
-            return await build.from_registry(wanted, registries)
-        return await build.from_files(wanted)
+            built = await build.from_packages(wanted, system)
+        elif isinstance(wanted, Remote):
+            built = await build.from_registry(wanted, registries)
+        else:
+            built = await build.from_files(wanted)
     except BaseException:
+        keep_tree = False
         out.unlink(missing_ok=True)
         raise
     finally:
-        progress("cleaning up")
-        await in_thread(lambda: remove_scratch(build.root))
+        if not keep_tree:
+            progress("cleaning up")
+            await in_thread(lambda: remove_scratch(build.root))
+    return built
 
 
 class _Build:
@@ -190,10 +197,11 @@ class _Build:
         with host_faults(str(self.root)):
             add_mount_points(self.root)
         account = accounts.default_account(_accounts(self.root), config.user)
-        needed = ext4.needed_mib(await in_thread(lambda: ext4.usage(self.root)))
+        used = await in_thread(lambda: ext4.usage(self.root))
+        needed = ext4.needed_mib(used)
         disk_mib = min(max(self.disk_mib, needed), self.max_disk_mib)
         self.progress(f"writing the filesystem ({disk_mib} MiB)")
-        await ext4.make(self.root, self.out, disk_mib, digest)
+        await ext4.make(self.root, self.out, disk_mib, digest, used)
         with host_faults(str(self.out)):
             size = await in_thread(lambda: _seal(self.out))
         return BuiltImage(
@@ -201,6 +209,7 @@ class _Build:
             config=config,
             digest=digest,
             disk_mib=disk_mib,
+            needed_mib=needed,
             size_bytes=size,
             default_user=account.name,
             default_workdir=accounts.default_workdir(account, config.workdir),

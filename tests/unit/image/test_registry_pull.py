@@ -249,14 +249,14 @@ def _config(kind: str, host: str, directory: Path, monkeypatch: pytest.MonkeyPat
     script = f'read server; [ "$server" = {host} ] || exit 1; [ "$1" = get ] && echo \'{answer}\''
     credential_helper(directory / "bin", "tests", script)
     monkeypatch.setenv("PATH", f"{directory / 'bin'}:{os.environ['PATH']}")
-    document = {
+    documents: dict[str, dict[str, Any]] = {
         "auths": {"auths": {host: {"auth": auth}}},
         "https": {"auths": {f"https://{host}/v2/": {"auth": auth}}},
         "helper": {"credHelpers": {host: "tests"}},
         "store": {"credsStore": "tests", "auths": {host: {}}},
         "identity": {"auths": {host: {"auth": "", "identitytoken": PASSWORD}}},
-    }[kind]
-    return docker_config(directory / "docker", document)
+    }
+    return docker_config(directory / "docker", documents[kind])
 
 
 @pytest.mark.parametrize("kind", ["auths", "https", "helper", "store", "identity"])

@@ -7,12 +7,14 @@ is checked here; so is its log, since addresses of blobs may carry signatures.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from urllib.parse import urljoin, urlsplit
 
@@ -52,7 +54,7 @@ class Client:
         self._sleep = sleep
         self._authorities: dict[str, Authority] = {}
         self._http = httpx.AsyncClient(
-            verify=tls_context(access),
+            verify=tls_context(access.ca_file),
             timeout=httpx.Timeout(SILENCE_LIMIT_S, connect=CONNECT_LIMIT_S),
             headers={"User-Agent": f"agentenv/{__version__}", "Accept-Encoding": "identity"},
         )
@@ -185,19 +187,21 @@ class Client:
         raise Unreachable(f"{host} answers {status} for {what}", remedy="see the registry's log")
 
 
-def tls_context(access: Access) -> ssl.SSLContext:
-    """The system's certificates (or those of SSL_CERT_FILE, SSL_CERT_DIR), and the node's own besides.
+@functools.lru_cache(maxsize=4)
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """The system's certificates (or those of SSL_CERT_FILE, SSL_CERT_DIR), and the node's own besides, read
+    once: it takes some 20 ms.
 
     Raises:
         InvalidRequest: the file in the settings cannot be used.
     """
     context = ssl.create_default_context()
-    if access.ca_file is not None:
+    if ca_file is not None:
         try:
-            context.load_verify_locations(access.ca_file)
+            context.load_verify_locations(ca_file)
         except OSError as error:  # ssl.SSLError is one
             raise InvalidRequest(
-                f"settings: the certificates in {access.ca_file} cannot be used: {error.strerror or error}",
+                f"settings: the certificates in {ca_file} cannot be used: {error.strerror or error}",
                 remedy="AENV_CA_FILE names a PEM file",
             ) from error
     return context

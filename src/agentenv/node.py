@@ -22,12 +22,12 @@ from agentenv.api import key
 from agentenv.api.app import create_app
 from agentenv.building import assemble
 from agentenv.building.builder import Builder
-from agentenv.building.local import LocalImages
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
+from agentenv.image.cache import Images
 from agentenv.network.resolver import Resolver, Upstreams
 from agentenv.network.slots import Slots
 from agentenv.proxy.front import front_protocol
@@ -134,7 +134,9 @@ class Node:
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        builder = assemble.builder(settings, database, service, templates, LocalImages(settings, ledger))
+        images = Images(settings, database, ledger)
+        parts.push_async_callback(images.close)
+        builder = assemble.builder(settings, database, service, templates, images)
         builder.start()
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder), name="sweep")

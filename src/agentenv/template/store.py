@@ -206,7 +206,7 @@ class Templates:
                     continue
                 if self._is_needed(cursor, build.made.rootfs, build.id):
                     _retire(cursor, build, time.time())
-                else:
+                elif self._is_own(build.made.rootfs):
                     gone.append(build.made.rootfs)
         for rootfs in gone:
             rootfs.unlink(missing_ok=True)
@@ -270,10 +270,15 @@ class Templates:
                     continue
                 if self._is_needed(cursor, Path(row["name"]), detail.get("build")):
                     continue
-                Path(row["name"]).unlink(missing_ok=True)
                 cursor.execute("DELETE FROM resources WHERE id = ?", (row["id"],))
-                removed += (Path(row["name"]),)
+                if self._is_own(Path(row["name"])):
+                    Path(row["name"]).unlink(missing_ok=True)
+                    removed += (Path(row["name"]),)
         return removed
+
+    def _is_own(self, rootfs: Path) -> bool:
+        """Whether the file was made for a template alone. One in the image cache is the cache's to remove."""
+        return not rootfs.is_relative_to(self._settings.cache_dir)
 
     def _is_needed(self, cursor: sqlite3.Cursor, rootfs: Path, build_id: str | None) -> bool:
         """Whether something else than the build itself rests on a file: another build that sandboxes start

@@ -21,14 +21,20 @@ class BuildBody(Asked):
 
 
 class StepBody(Asked):
-    """An instruction. `from`, an addition to E2B's, has a COPY take from another template (its id or name,
-    with a tag or not) or from an image (`image:REFERENCE`)."""
+    """An instruction. Additions to E2B's: `from` has a COPY take from another template (its id or name, with
+    a tag or not) or from an image (`image:REFERENCE`); `default` is a USER or WORKDIR that holds where the
+    base does not say, and not for sandboxes; `login: false` runs a RUN with `/bin/sh -c`; `verbatim` takes an
+    ENV's values as they are; `owners: "archive"` keeps the owners of copied files."""
 
     type: str = Field(max_length=32)
     args: list[str] | None = None
     filesHash: str | None = None
     force: bool | None = None
     source: str | None = Field(default=None, alias="from", max_length=1024)
+    default: bool | None = None
+    login: bool | None = None
+    verbatim: bool | None = None
+    owners: Literal["archive"] | None = None
 
 
 class RegistryBody(Asked):
@@ -152,6 +158,10 @@ def definition_steps(body: StartBody) -> list[dict[str, Any]]:
             "files": step.filesHash,
             "source": step.source or None,
             "force": bool(step.force),
+            "default": bool(step.default),
+            "login": step.login is not False,
+            "verbatim": bool(step.verbatim),
+            "archive_owners": step.owners == "archive",
         }
         for step in body.steps or []
     ]

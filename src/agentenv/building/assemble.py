@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 from agentenv.building.builder import Builder
 from agentenv.building.cache import StepCache
 from agentenv.building.contexts import Contexts
 from agentenv.building.ground import Grounds, Images
 from agentenv.building.logs import Logs
 from agentenv.building.maker import Maker
-from agentenv.building.plan import Planned
 from agentenv.building.steps import Steps
 from agentenv.building.workshop import GuestAt, Workshop
 from agentenv.config import Settings
-from agentenv.errors import NotImplementedYet
 from agentenv.records.database import Database
 from agentenv.sandbox.guest import Guest
 from agentenv.sandbox.parts import SystemClock
@@ -36,16 +31,9 @@ def builder(
     """The builder over a node's sandboxes, templates and images."""
     snapshots = service.snapshots
     contexts = Contexts(settings)
-
-    async def files(planned: Planned) -> Path:
-        if planned.step.source is not None:
-            raise NotImplementedYet("copying from another template is not part of this version yet")
-        assert planned.step.files is not None
-        return await asyncio.to_thread(contexts.get, planned.step.files)
-
     workshop = Workshop(service.launcher, snapshots, service.admission, SystemClock().now, guest_at)
     cache = StepCache(database, snapshots, budget_mib=settings.step_cache_mib, keep_s=settings.step_keep_s)
-    steps = Steps(files, lambda: contexts.directory)
-    maker = Maker(workshop, cache, snapshots, service.prepared, steps)
+    steps = Steps(lambda: contexts.directory)
+    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts)
     grounds = Grounds(settings, templates, service.prepared, snapshots, images)
     return Builder(settings, templates, Builds(database, templates), Logs(database), contexts, grounds, maker)

@@ -210,7 +210,8 @@ class Builder:
 
     async def _build(self, build: Build, definition: Definition, feed: Feed) -> Template:
         ground = await self._grounds.of(definition, build, lambda text: feed.tell("info", text, BASE))
-        planned = plan(definition, ground.root)
+        copied = [ground.origins[number].root.identity for number in sorted(ground.origins)]
+        planned = plan(definition, ground.root, copied)
         made = self._maker.known(planned)
         if made is not None:
             feed.tell("info", "CACHED all of it")

@@ -24,14 +24,34 @@ TEMPLATES_FOR_IMAGES = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction. `files` names the uploaded files of a COPY; `source` where else it copies from: a
-    template, or `image:REFERENCE`. With `force` it is carried out although its outcome is known."""
+    """One instruction. With `force` it is carried out although its outcome is known. What follows `files` is
+    more than E2B's API has.
+
+    Attributes:
+        files: names the uploaded files of a COPY.
+        source: where else a COPY takes from: a template (id or name, with a tag or not), or
+            `image:REFERENCE`. Its first argument is then a path or pattern (Go's `filepath.Match`) there.
+        default: a USER or WORKDIR that holds for steps where the base does not say, and not for sandboxes.
+        login: whether a RUN's shell is a login shell; else it is `/bin/sh -c`.
+        verbatim: an ENV's values hold no variables.
+        archive_owners: the files of a COPY belong to whom the archive says.
+    """
 
     type: str
     args: tuple[str, ...]
     files: str | None = None
-    source: str | None = None
     force: bool = False
+    source: str | None = None
+    default: bool = False
+    login: bool = True
+    verbatim: bool = False
+    archive_owners: bool = False
+
+    @property
+    def identity(self) -> list[object]:
+        """All that its outcome depends on, besides what was there before and where it copies from."""
+        marks = [self.default, self.login, self.verbatim, self.archive_owners]
+        return [self.type, self.args, self.files or "", marks]
 
     def __str__(self) -> str:
         origin = f" --from={self.source}" if self.source else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from agentenv.vmm.machine import Layer
 
 # E2B's convention: who commands run as in an image that does not say.
 USER = "user"
+IMAGE = "image:"
 _LOCAL = ("oci:", "archive:", "rootfs:", "debootstrap:", "/", "./", "../", "~")
 
 Progress = Callable[[str], None]
@@ -59,13 +60,14 @@ class Catalogue(Protocol):
 @dataclass(frozen=True)
 class Ground:
     """A build's beginning. Without `snapshot` a machine is booted from `layers`, and with `account` a user of
-    that name is seen to."""
+    that name is seen to. `origins` are what steps copy from, by their numbers."""
 
     root: Root
     layers: tuple[Layer, ...] = ()
     snapshot: Snapshot | None = None
     template: Template | None = None
     account: str | None = None
+    origins: dict[int, Ground] = field(default_factory=dict)
     _keep: tuple[Callable[[], Held], ...] = field(default=(), repr=False)
 
     @contextmanager
@@ -74,6 +76,8 @@ class Ground:
         with contextlib.ExitStack() as stack:
             for keep in self._keep:
                 stack.callback(keep().release)
+            for origin in self.origins.values():
+                stack.enter_context(origin.held())
             yield
 
 
@@ -102,24 +106,38 @@ class Grounds:
         """
         try:
             if definition.template is not None:
-                return await self._of_template(self._catalogue.get(definition.template), build)
-            assert definition.image is not None
-            return await self._of_image(definition.image, definition.credentials, build, progress)
-        except StepFailed:
-            raise
+                ground = await self._of_template(self._catalogue.get(definition.template), build)
+            else:
+                assert definition.image is not None
+                ground = await self._of_image(definition.image, definition.credentials, build, progress)
         except AenvError as error:
             raise StepFailed(BASE, str(error)) from error
+        origins: dict[int, Ground] = {}
+        for number, step in enumerate(definition.steps, 1):
+            if step.source is not None:
+                try:
+                    origins[number] = await self._origin(step.source, definition.credentials, progress)
+                except AenvError as error:
+                    raise StepFailed(str(number), str(error)) from error
+        return replace(ground, origins=origins)
 
-    async def _of_template(self, template: Template, build: Build) -> Ground:
+    async def _origin(self, source: str, credentials: Credentials | None, progress: Progress) -> Ground:
+        """What a step copies from: a template as its sandboxes are, or an image."""
+        if source.startswith(IMAGE):
+            ground = await self._of_image(source.removeprefix(IMAGE), credentials, None, progress)
+            return replace(
+                ground, account=None, root=replace(ground.root, identity=f"{ground.root.identity} bare")
+            )
+        return await self._of_template(self._catalogue.get(source), None)
+
+    async def _of_template(self, template: Template, build: Build | None) -> Ground:
+        """A template to build on; without a build, to copy from."""
         snapshot = await self._prepared.of(template)
-        below = snapshot.resources
-        resources = Resources(
-            build.vcpus or below.vcpus, build.memory_mib or below.memory_mib, below.disk_mib
-        )
+        resources = _resources(build, snapshot.resources)
         context = Context(template.default_user, template.default_workdir, dict(template.env))
         identity = f"template {template.build_id if template.rootfs else template.digest}"
         # What a template's start command started would go on beside that of the new one: so it is booted.
-        same = resources == below and not template.start.command
+        same = resources == snapshot.resources and not (build and template.start.command)
         return Ground(
             Root(f"{identity} {'going on' if same else 'booted'}", resources, context, template.start),
             self._snapshots.layers(snapshot),
@@ -129,7 +147,7 @@ class Grounds:
         )
 
     async def _of_image(
-        self, image: str, credentials: Credentials | None, build: Build, progress: Progress
+        self, image: str, credentials: Credentials | None, build: Build | None, progress: Progress
     ) -> Ground:
         if image.startswith(_LOCAL) and not self._settings.build_from_paths:
             raise InvalidRequest(
@@ -137,16 +155,27 @@ class Grounds:
                 remedy="AENV_BUILD_FROM_PATHS lets builds read images from this host's files",
             )
         found = await self._images.get(image, credentials=credentials, progress=progress)
-        resources = Resources(
-            build.vcpus or self._settings.vcpus, build.memory_mib or self._settings.memory_mib, found.disk_mib
-        )
+        usual = Resources(self._settings.vcpus, self._settings.memory_mib, found.disk_mib)
+        resources = _resources(build, usual)
         config = found.config
         user = found.default_user if found.default_user != "root" or config.user else USER
         workdir = config.workdir if config.workdir not in ("", "/") else ""
         context = Context(user, workdir, dict(config.env))
         return Ground(
-            Root(f"image {found.digest}", resources, context),
+            Root(
+                f"image {found.digest}",
+                resources,
+                context,
+                says_user=bool(config.user),
+                says_workdir=bool(config.workdir),
+            ),
             (Layer(Path(found.rootfs), "raw"),),
             account=USER if user == USER else None,
             _keep=(lambda: self._images.keep(found.digest),),
         )
+
+
+def _resources(build: Build | None, usual: Resources) -> Resources:
+    if build is None:
+        return usual
+    return replace(usual, vcpus=build.vcpus or usual.vcpus, memory_mib=build.memory_mib or usual.memory_mib)

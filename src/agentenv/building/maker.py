@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from agentenv.building.cache import StepCache
+from agentenv.building.contexts import Contexts
 from agentenv.building.definition import BASE, FINALIZE
 from agentenv.building.ground import Ground
 from agentenv.building.logs import Feed
-from agentenv.building.plan import Plan
+from agentenv.building.plan import FORMAT, Plan, Planned
 from agentenv.building.steps import StepFailed, Steps, following, program
 from agentenv.building.workshop import Bench, Workshop
 from agentenv.errors import AenvError
@@ -27,6 +31,7 @@ log = logging.getLogger(__name__)
 
 # Every start writes the changed pages into its memory; above this much it is worth a file of their own.
 FOLD_BYTES = 4 << 20
+_COLLECTED = "/.agentenv-collected"
 
 
 class Maker:
@@ -39,12 +44,14 @@ class Maker:
         snapshots: Snapshots,
         prepared: Prepared,
         steps: Steps,
+        contexts: Contexts,
     ) -> None:
         self._workshop = workshop
         self._cache = cache
         self._snapshots = snapshots
         self._prepared = prepared
         self._steps = steps
+        self._contexts = contexts
         self._roots: dict[str, asyncio.Task[Snapshot]] = {}
 
     def known(self, plan: Plan) -> Snapshot | None:
@@ -60,6 +67,9 @@ class Maker:
         with ground.held():
             done, snapshot = await self._known_part(plan, ground, feed)
             self._tell_known(plan, done, feed)
+            for planned in plan.rest(done):
+                if planned.number in ground.origins:  # before there is a machine that would wait for another
+                    await self._collect(planned, ground.origins[planned.number], feed)
             if plan.rest(done) or plan.start:
                 made = await self._in_a_machine(plan, done, snapshot, ground, feed)
             else:
@@ -72,7 +82,7 @@ class Maker:
         for planned in plan.usable():
             if (found := self._cache.find(planned.key)) is not None:
                 return planned.number, found
-        return 0, ground.snapshot or await self._root(plan, ground, feed)
+        return 0, ground.snapshot or await self._root(ground, feed, forced=plan.forced == 0)
 
     def _tell_known(self, plan: Plan, done: int, feed: Feed) -> None:
         for planned in plan.steps[:done]:
@@ -80,32 +90,48 @@ class Maker:
                 "info", f"CACHED [{planned.number}/{len(plan.steps)}] {planned.step}", str(planned.number)
             )
 
-    async def _root(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
+    async def _root(self, ground: Ground, feed: Feed, *, forced: bool = False) -> Snapshot:
         """The base, booted; those who want the same at once share it."""
-        key = plan.root.key
-        if plan.forced != 0 and (found := self._cache.find(key)) is not None:
+        key = ground.root.key
+        if not forced and (found := self._cache.find(key)) is not None:
             return found
         task = self._roots.get(key)
         if task is None:
-            task = asyncio.create_task(self._boot(plan, ground, feed), name=f"boot {key[:12]}")
+            task = asyncio.create_task(self._boot(ground, feed), name=f"boot {key[:12]}")
             self._roots[key] = task
             task.add_done_callback(lambda _done: self._roots.pop(key, None))
         return await outcome(task)
 
-    async def _boot(self, plan: Plan, ground: Ground, feed: Feed) -> Snapshot:
+    async def _boot(self, ground: Ground, feed: Feed) -> Snapshot:
         feed.tell("info", "Booting the base", BASE)
-        settings = plan.root.context.settings
+        root = ground.root
         try:
             with ground.held():
-                async with self._workshop.booted(plan.root.resources, ground.layers) as bench:
+                async with self._workshop.booted(root.resources, ground.layers) as bench:
                     if ground.account is not None:
                         arguments = (ground.account, "sudo")
                         await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)
-                    made = await bench.keep(plan.root.key, settings, final=True)
+                    made = await bench.keep(root.key, root.context.settings, final=True)
         except AenvError as error:
             raise StepFailed(BASE, str(error)) from error
-        self._cache.put(plan.root.key, made)
+        self._cache.put(root.key, made)
         return made
+
+    async def _collect(self, planned: Planned, origin: Ground, feed: Feed) -> None:
+        """Have the files here that a step copies from somewhere else."""
+        key = _collection(planned, origin)
+        if self._contexts.find(key) is not None:
+            return
+        name = str(planned.number)
+        feed.tell("info", f"Collecting {planned.step.args[0]} from {planned.step.source}", name)
+        try:
+            snapshot = origin.snapshot or await self._root(origin, feed)
+            async with self._workshop.restored(snapshot) as bench:
+                arguments = (planned.step.args[0], _COLLECTED)
+                await program(bench.guest, "failed to copy files", feed, name, "collect", *arguments)
+                await bench.guest.fetch(_COLLECTED, lambda body: self._contexts.receive(key, body))
+        except AenvError as error:
+            raise StepFailed(name, str(error)) from error
 
     async def _in_a_machine(
         self, plan: Plan, done: int, snapshot: Snapshot, ground: Ground, feed: Feed
@@ -117,7 +143,7 @@ class Maker:
                 feed.tell("warn", f"What was kept cannot be used any more: {error}")
                 await self._let_go(plan, done, snapshot, ground)
             else:
-                await self._go_on(plan, done, bench, feed)
+                await self._go_on(plan, done, bench, ground, feed)
                 return await self._finish(plan, done, bench, feed)
         if ground.snapshot is not None and done == 0:
             assert ground.template is not None
@@ -134,14 +160,24 @@ class Maker:
             assert ground.template is not None
             await self._prepared.of(ground.template, unusable=snapshot.id)
 
-    async def _go_on(self, plan: Plan, done: int, bench: Bench, feed: Feed) -> None:
+    async def _go_on(self, plan: Plan, done: int, bench: Bench, ground: Ground, feed: Feed) -> None:
         """Carry out what is left to do after step `done`."""
+
+        def files(planned: Planned) -> Path:
+            origin = ground.origins.get(planned.number)
+            return self._contexts.get(_collection(planned, origin) if origin else planned.step.files or "")
+
         resources = plan.root.resources
         for planned in plan.rest(done):
             name = str(planned.number)
             feed.tell("info", f"[{name}/{len(plan.steps)}] {planned.step}", name)
             await self._steps.carry_out(
-                planned, bench.guest, feed, memory_mib=resources.memory_mib, disk_mib=resources.disk_mib
+                planned,
+                bench.guest,
+                feed,
+                files,
+                memory_mib=resources.memory_mib,
+                disk_mib=resources.disk_mib,
             )
             if planned.kept:
                 try:
@@ -156,7 +192,7 @@ class Maker:
         last_kept = max((planned.number for planned in plan.rest(done) if planned.kept), default=0)
         try:
             if plan.start:
-                await starting.start(bench.guest, plan.start, settings, _teller(feed), _output(feed))
+                await starting.start(bench.guest, plan.start, _teller(feed), _output(feed))
             elif not any(planned.number > last_kept for planned in changed):
                 assert bench.standing is not None
                 return await self._snapshots.make_durable(bench.standing.id)
@@ -224,6 +260,12 @@ class Maker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _collection(planned: Planned, origin: Ground) -> str:
+    """The key of the files that a step copies from somewhere else."""
+    parts = ["collected", str(FORMAT), origin.root.identity, planned.step.args[0]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _teller(feed: Feed) -> starting.Tell:

@@ -2,9 +2,9 @@
 
 Which of the archive's members are meant, and under which names they arrive, is decided here; where they go
 is the guest's matter (`programs/place.py`). The stream is a line with the name of the one thing that is
-copied (empty for a directory's content), then for each member a line of kind, mode, modification time and
-the lengths of name, link and content, followed by these three; at the end a line with a dot. Kinds are `D`
-directory, `F` file, `L` symbolic link, `H` hard link.
+copied (empty for a directory's content), then for each member a line of kind, mode, modification time, owner,
+group, and the lengths of name, link and content, followed by these three; at the end a line with a dot.
+Kinds are `D` directory, `F` file, `L` symbolic link, `H` hard link.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _head(out: BinaryIO, kind: bytes, member: tarfile.TarInfo, name: str, link: 
     encoded, target = _encoded(name), _encoded(link)
     if len(encoded) > NAME_LIMIT_BYTES or len(target) > NAME_LIMIT_BYTES:
         raise InvalidRequest(f"{name[:80]}… has a name that is too long")
-    numbers = (member.mode & 0o7777, max(0, int(member.mtime)), len(encoded), len(target), size)
+    facts = (member.mode & 0o7777, max(0, int(member.mtime)), member.uid, member.gid)
+    numbers = (*facts, len(encoded), len(target), size)
     _write(out, kind + b" " + " ".join(map(str, numbers)).encode() + b"\n" + encoded + target)
 
 

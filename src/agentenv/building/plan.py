@@ -24,18 +24,41 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # These change the machine and are kept; the others are carried out again before the next of these.
 KEPT = frozenset({"RUN", "COPY"})
-# These change the machine.
-ACTIVE = KEPT | {"WORKDIR", "USER"}
+# These change the machine as well, unless they are but what holds by default.
+_ACTIVE = KEPT | {"WORKDIR", "USER"}
 
 
 @dataclass(frozen=True)
 class Context:
-    """What holds at a point of a definition. `args` are for the steps alone, `env` for the sandboxes too."""
+    """What holds at a point of a definition. An empty directory means the user's home.
+
+    Attributes:
+        user, workdir, env: as sandboxes get them in the end.
+        args: variables for the steps alone.
+        acting, place: user and directory of steps where they are not those of sandboxes.
+    """
 
     user: str
     workdir: str
     env: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
+    acting: str | None = None
+    place: str | None = None
+
+    @property
+    def actor(self) -> str:
+        """As whom steps are carried out."""
+        return self.user if self.acting is None else self.acting
+
+    @property
+    def directory(self) -> str:
+        """Where."""
+        return self.workdir if self.place is None else self.place
+
+    @property
+    def starting(self) -> GuestSettings:
+        """What the start command runs with."""
+        return GuestSettings(dict(self.env), self.actor, self.directory or None)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -45,7 +68,7 @@ class Context:
     @property
     def settings(self) -> GuestSettings:
         """What sandboxes get of it."""
-        return GuestSettings(dict(self.env), self.user, self.workdir)
+        return GuestSettings(dict(self.env), self.user, self.workdir or None)
 
     def expand(self, text: str) -> str:
         """The text with its variables' values."""
@@ -54,12 +77,20 @@ class Context:
 
 @dataclass(frozen=True)
 class Root:
-    """What a build begins with: `identity` names the content, `start` is what a template below runs."""
+    """What a build begins with.
+
+    Attributes:
+        identity: names the content.
+        start: what a template below runs.
+        says_user, says_workdir: whether the base says as whom and where commands run.
+    """
 
     identity: str
     resources: Resources
     context: Context
     start: Start = field(default_factory=Start)
+    says_user: bool = True
+    says_workdir: bool = True
 
     @property
     def key(self) -> str:
@@ -90,6 +121,11 @@ class Planned:
         """Whether what is there afterwards is kept."""
         return self.step.type in KEPT
 
+    @property
+    def active(self) -> bool:
+        """Whether there is something to do in the machine."""
+        return self.step.type in _ACTIVE and not self.step.default
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -116,7 +152,7 @@ class Plan:
 
     def rest(self, done: int) -> tuple[Planned, ...]:
         """What is left to do after step `done` (0: the base)."""
-        return tuple(each for each in self.steps if each.number > done and each.step.type in ACTIVE)
+        return tuple(each for each in self.steps if each.number > done and each.active)
 
 
 def plan(definition: Definition, root: Root, copied: Sequence[str] = ()) -> Plan:
@@ -132,12 +168,14 @@ def plan(definition: Definition, root: Root, copied: Sequence[str] = ()) -> Plan
     steps: list[Planned] = []
     for number, given in enumerate(definition.steps, 1):
         step = _expanded(given, context)
-        following = _after(step, context)
+        following = _after(step, context, root)
         origin = next(origins) if step.source else ""
-        key = _key(key, step.type, json.dumps(step.args), step.files or "", origin)
+        key = _key(key, json.dumps(step.identity), origin)
         steps.append(Planned(number, step, context, following, key))
         context = following
-    start = definition.start or root.start
+    start = root.start
+    if definition.start:
+        start = replace(definition.start, settings=context.starting)
     key = _key(key, "start", start.command, start.ready)
     return Plan(root, tuple(steps), start, key, _forced(definition))
 
@@ -150,7 +188,7 @@ def _forced(definition: Definition) -> int | None:
 
 def _expanded(step: Step, context: Context) -> Step:
     """A step with its variables' values; a command's are the shell's matter."""
-    if step.type == "RUN":
+    if step.type == "RUN" or step.verbatim:
         return step
     if step.type in ("ENV", "ARG"):
         args = [context.expand(arg) if index % 2 else arg for index, arg in enumerate(step.args)]
@@ -159,18 +197,27 @@ def _expanded(step: Step, context: Context) -> Step:
     return replace(step, args=tuple(args))
 
 
-def _after(step: Step, context: Context) -> Context:
+def _after(step: Step, context: Context, root: Root) -> Context:
     if step.type in ("ENV", "ARG"):
         given = dict(zip(step.args[::2], step.args[1::2], strict=True))
         if step.type == "ENV":
             return replace(context, env={**context.env, **given})
         return replace(context, args={**context.args, **given})
+    if step.default:
+        return _with_default(step, context, root)
     if step.type == "WORKDIR":
-        return replace(
-            context, workdir=posixpath.normpath(posixpath.join("/", context.workdir, step.args[0]))
-        )
+        path = posixpath.join("/", context.directory, step.args[0])
+        return replace(context, workdir=posixpath.normpath(path), place=None)
     if step.type == "USER":
-        return replace(context, user=step.args[0].partition(":")[0])
+        return replace(context, user=step.args[0].partition(":")[0], acting=None)
+    return context
+
+
+def _with_default(step: Step, context: Context, root: Root) -> Context:
+    if step.type == "USER" and not root.says_user:
+        return replace(context, acting=step.args[0])
+    if step.type == "WORKDIR" and not root.says_workdir:
+        return replace(context, place=step.args[0])
     return context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -47,18 +47,24 @@ class Steps:
     """Carries steps out.
 
     Args:
-        files: gives the archive that a COPY takes from.
-        scratch: a directory for nameless files.
+        scratch: gives a directory for nameless files.
     """
 
-    def __init__(self, files: Callable[[Planned], Awaitable[Path]], scratch: Callable[[], Path]) -> None:
-        self._files = files
+    def __init__(self, scratch: Callable[[], Path]) -> None:
         self._scratch = scratch
 
     async def carry_out(
-        self, planned: Planned, guest: Works, feed: Feed, *, memory_mib: int, disk_mib: int
+        self,
+        planned: Planned,
+        guest: Works,
+        feed: Feed,
+        files: Callable[[Planned], Path],
+        *,
+        memory_mib: int,
+        disk_mib: int,
     ) -> None:
-        """Carry one step out.
+        """Carry one step out. `files` gives the archive that a COPY takes from, or the stream that was
+        collected where it copies from.
 
         Raises:
             StepFailed: it failed; the message is what its client is shown.
@@ -68,7 +74,7 @@ class Steps:
             if planned.step.type == "RUN":
                 await self._run(planned, guest, feed)
             elif planned.step.type == "COPY":
-                await self._copy(planned, guest, feed, memory_mib, disk_mib)
+                await self._copy(planned, guest, feed, files(planned), memory_mib, disk_mib)
             elif planned.step.type == "WORKDIR":
                 await self._workdir(planned, guest, feed)
             elif planned.step.type == "USER":
@@ -81,38 +87,48 @@ class Steps:
     async def _run(self, planned: Planned, guest: Works, feed: Feed) -> None:
         text, *given = planned.step.args
         context = planned.before
-        user = (given[0] if given else "") or context.user
+        user = (given[0] if given else "") or context.actor
         output = following(feed, str(planned.number))
         try:
-            await guest.run(shell(text, user, context), output.feed)
+            await guest.run(shell(text, user, context, login=planned.step.login), output.feed)
         except CommandFailed as error:
             raise CommandFailed(f"failed to run command '{text}': {error.message}") from error
         finally:
             output.end()
         await end_leftovers(guest)
 
-    async def _copy(self, planned: Planned, guest: Works, feed: Feed, memory_mib: int, disk_mib: int) -> None:
+    async def _copy(
+        self, planned: Planned, guest: Works, feed: Feed, archive: Path, memory_mib: int, disk_mib: int
+    ) -> None:
         source, destination, owner, mode = (*planned.step.args, "", "")[:4]
         context = planned.before
-        archive = await self._files(planned)
         with tempfile.TemporaryFile(dir=self._scratch()) as stream:
-            size = await asyncio.to_thread(pack, archive, source, stream, limit_bytes=disk_mib << 20)
-            await asyncio.to_thread(stream.seek, 0)
-            path = _IN_MEMORY if size <= (memory_mib << 20) // _MEMORY_PART else _ON_DISK
-            await guest.put(path, stream, size)
-        workdir = context.workdir or await home_of(guest, context.user)
-        owner = owner or context.user
+            if planned.step.source is None:
+                size = await asyncio.to_thread(pack, archive, source, stream, limit_bytes=disk_mib << 20)
+                await asyncio.to_thread(stream.seek, 0)
+                path = await _handed_over(guest, stream, size, memory_mib)
+            else:
+                with archive.open("rb") as ready:
+                    path = await _handed_over(guest, ready, archive.stat().st_size, memory_mib)
+        workdir = context.directory or await home_of(guest, context.actor)
+        owner = owner or ("=" if planned.step.archive_owners else context.actor)
         arguments = (path, destination, workdir, owner, mode)
         await program(guest, "failed to copy files", feed, str(planned.number), "place", *arguments)
 
     async def _workdir(self, planned: Planned, guest: Works, feed: Feed) -> None:
-        arguments = (planned.after.workdir, planned.before.user)
+        arguments = (planned.after.workdir, planned.before.actor)
         await program(guest, "failed to create workdir", feed, str(planned.number), "workdir", *arguments)
 
     async def _user(self, planned: Planned, guest: Works, feed: Feed) -> None:
         name, *more = planned.step.args
         arguments = (name.partition(":")[0], *(["sudo"] if "true" in more else []))
         await program(guest, "failed to create user", feed, str(planned.number), "account", *arguments)
+
+
+async def _handed_over(guest: Works, stream: BinaryIO, size: int, memory_mib: int) -> str:
+    path = _IN_MEMORY if size <= (memory_mib << 20) // _MEMORY_PART else _ON_DISK
+    await guest.put(path, stream, size)
+    return path
 
 
 async def program(guest: Works, failure: str, feed: Feed, step: str, name: str, *arguments: str) -> None:
@@ -156,15 +172,17 @@ async def home_of(guest: Works, user: str) -> str:
     return home
 
 
-def shell(text: str, user: str, context: Context) -> Command:
+def shell(text: str, user: str, context: Context, *, login: bool = True) -> Command:
     """A command's text with the variables of a context. The login shell's start-up files may set PATH
     themselves, so one that was chosen is put in after them."""
     variables = context.variables
+    if not login:
+        return Command(("/bin/sh", "-c", text), user, context.directory or None, variables)
     if path := variables.get("PATH"):
         path = f"{path}:{PATH}"
         variables = {**variables, "PATH": path}
         text = f"export PATH={shlex.quote(path)}\n{text}"
-    return Command.shell(text, user, context.workdir or None, variables)
+    return Command.shell(text, user, context.directory or None, variables)
 
 
 def following(feed: Feed, step: str, level: str = "info", what: str = "") -> Lines:

@@ -9,9 +9,9 @@ import asyncio
 import base64
 import json
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode
 
 import h11
@@ -28,6 +28,7 @@ MESSAGE_LIMIT_BYTES = 64 << 20
 _LAST = 2  # the flag of a stream's last envelope (Connect protocol)
 _STDOUT_STDERR = ("stdout", "stderr")
 
+T = TypeVar("T")
 Output = Callable[[str, bytes], None]
 
 
@@ -97,6 +98,23 @@ class Guest:
                     return
         raise GuestFault(f"the agent at {self._address} did not say how the command ended")
 
+    async def fetch(self, path: str, take: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]) -> T:
+        """What `take` makes of a file of the guest, read as root.
+
+        Raises:
+            GuestFault: there is no such file, or the machine or its agent is gone.
+        """
+        return await unless_exit(self._machine, self._fetch(path, take))
+
+    async def _fetch(self, path: str, take: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]) -> T:
+        target = "/files?" + urlencode({"path": path, "username": "root"}, quote_via=quote)
+        async with _Exchange(self._address) as exchange:
+            await exchange.begin(target, {"Accept-Encoding": "identity"}, 0, method="GET")
+            exchange.send_end()
+            if (await exchange.status()) != 200:
+                raise GuestFault(f"{path} of the guest cannot be read: {_words(await exchange.whole())}")
+            return await take(exchange.body())
+
     async def put(self, path: str, file: BinaryIO, size: int) -> None:
         """Put a file's next `size` bytes into the guest at `path`, as root.
 
@@ -138,9 +156,11 @@ class _Exchange:
     async def __aexit__(self, *fault: object) -> None:
         self._writer.close()
 
-    async def begin(self, target: str, headers: Mapping[str, str], length: int) -> None:
+    async def begin(
+        self, target: str, headers: Mapping[str, str], length: int, *, method: str = "POST"
+    ) -> None:
         given = [("Host", self._address), *headers.items(), ("Content-Length", str(length))]
-        self._write(self._http.send(h11.Request(method="POST", target=target, headers=given)))
+        self._write(self._http.send(h11.Request(method=method, target=target, headers=given)))
 
     def send(self, data: bytes) -> None:
         self._write(self._http.send(h11.Data(data=data)))

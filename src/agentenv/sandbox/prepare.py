@@ -136,7 +136,7 @@ class Prepared:
             if template.start:
                 with phases("start"):
                     guest = Guest(machine, slot.address)
-                    await starting.start(guest, template.start, settings, _log(template.name), _nothing)
+                    await starting.start(guest, template.start, _log(template.name), _nothing)
             with phases("stop"):
                 await machine.stop()
             with phases("capture"):

@@ -37,7 +37,6 @@ class Runs(Protocol):
 async def start(
     guest: Runs,
     wanted: Start,
-    settings: GuestSettings,
     tell: Tell,
     output: OutputOf,
     *,
@@ -47,8 +46,7 @@ async def start(
 
     Args:
         guest: where.
-        wanted: the commands.
-        settings: user, directory and variables that they run with.
+        wanted: the commands, and what they run with.
         tell: told what is done.
         output: what takes their output.
         limit_s: seconds until it must be ready.
@@ -56,6 +54,7 @@ async def start(
     Raises:
         GuestFault: it did not become ready in time, or the start command failed before that.
     """
+    settings = wanted.settings
     ready = wanted.ready or (DEFAULT_READY if wanted.command else "")
     started: asyncio.Task[None] | None = None
     if wanted.command:

@@ -95,10 +95,12 @@ class GuestSettings:
 
 @dataclass(frozen=True)
 class Start:
-    """What runs in every sandbox of a template: the command, and the one that succeeds when it is up."""
+    """What runs in every sandbox of a template: the command, the one that succeeds when it is up, and what
+    they run with."""
 
     command: str = ""
     ready: str = ""
+    settings: GuestSettings = field(default_factory=GuestSettings)
 
     def __bool__(self) -> bool:
         return bool(self.command or self.ready)

@@ -2,10 +2,10 @@
 
     place.py STREAM DESTINATION WORKDIR OWNER MODE
 
-STREAM is what `packing` wrote; it is removed. DESTINATION counts from WORKDIR; OWNER is USER[:GROUP], names
-or numbers; MODE is octal, or empty for the files' own. A directory's content is merged into what is there:
-directories that exist, and links to such, stay as they are; everything else is replaced. What is made on the
-way belongs to OWNER too.
+STREAM is what `packing` or `collect` wrote; it is removed. DESTINATION counts from WORKDIR; OWNER is
+USER[:GROUP], names or numbers, or `=` for the files' own; MODE is octal, or empty for the files' own. A
+directory's content is merged into what is there: directories that exist, and links to such, stay as they are;
+everything else is replaced. What is made on the way belongs to OWNER too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _CHUNK = 256 * 1024
 
 
 class Places:
-    """Where files go, and whose they are."""
+    """Where files go, and whose they are: with `keep` those that the stream says, one by one."""
 
-    def __init__(self, target: str, uid: int, gid: int, mode: int | None) -> None:
+    def __init__(self, target: str, owner: tuple[int, int] | None, mode: int | None) -> None:
         self.target = target
-        self.uid, self.gid, self.mode = uid, gid, mode
+        self.keep = owner is None
+        self.uid, self.gid = owner or (0, 0)
+        self.mode = mode
         self.made: list[tuple[str, int, int]] = []  # directories: their times are set last
 
     def make_directories(self, path: str) -> None:
@@ -136,11 +138,11 @@ def target_of(destination: str, workdir: str, single: str) -> str:
 def main(arguments: list[str]) -> None:
     """Does it; SystemExit says what is wrong."""
     stream_path, destination, workdir, owner, mode = arguments
-    uid, gid = ids(owner)
+    given = None if owner == "=" else ids(owner)
     with open(stream_path, "rb") as stream:
         os.unlink(stream_path)
         single = stream.readline().decode("utf-8", "surrogateescape").rstrip("\n").replace("\1", "\n")
-        places = Places(target_of(destination, workdir, single), uid, gid, int(mode, 8) if mode else None)
+        places = Places(target_of(destination, workdir, single), given, int(mode, 8) if mode else None)
         if not single:
             places.make_directories(places.target)
         while head := stream.readline().split():
@@ -149,7 +151,9 @@ def main(arguments: list[str]) -> None:
                 return
             kind = head[0]
             numbers = [int(each) for each in head[1:]]
-            permissions, seconds, name_length, link_length, size = numbers
+            permissions, seconds, uid, gid, name_length, link_length, size = numbers
+            if places.keep:
+                places.uid, places.gid = uid, gid
             name = os.fsdecode(stream.read(name_length))
             link = os.fsdecode(stream.read(link_length))
             path = places.of(name)

@@ -107,7 +107,8 @@ def test_a_template_with_everything(
         .set_workdir("/app/deep")
         .run_cmd(["pwd", "whoami"], user="root")
         .set_user("builder")
-        .run_cmd("touch mine && id -un > who")
+        .set_workdir("mine/deep")
+        .run_cmd("touch here && id -un > who")
         .set_workdir("/home/builder")
         .run_cmd("sleep 4721 & echo left")
         .set_start_cmd("sh -c 'echo up > /tmp/up; exec sleep 4722'", wait_for_file("/tmp/up"))
@@ -120,7 +121,7 @@ def test_a_template_with_everything(
 
     sandbox = sandbox_of("everything:latest")
     look = (
-        "id -un; pwd; echo $GREETING, $PLACE; cat ~user/said.txt; cat /app/deep/who;"
+        "id -un; pwd; echo $GREETING, $PLACE; cat ~user/said.txt; cat /app/deep/mine/deep/who;"
         " stat -c '%U %G %a' /srv/renamed.txt ~user/folder/deep/tool.sh ~user/folder;"
         " readlink ~user/folder/symlink.txt ~user/folder/dangling.txt; ~user/folder/deep/tool.sh;"
         " stat -c %h ~user/folder/hard.txt; pgrep -fc 'sleep 4721$'; pgrep -fc 'sleep 4722$'"

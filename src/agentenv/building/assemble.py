@@ -32,7 +32,13 @@ def builder(
     snapshots = service.snapshots
     contexts = Contexts(settings)
     workshop = Workshop(service.launcher, snapshots, service.admission, SystemClock().now, guest_at)
-    cache = StepCache(database, snapshots, budget_mib=settings.step_cache_mib, keep_s=settings.step_keep_s)
+    cache = StepCache(
+        database,
+        snapshots,
+        service.collect_soon,
+        budget_mib=settings.step_cache_mib,
+        keep_s=settings.step_keep_s,
+    )
     steps = Steps(lambda: contexts.directory)
     maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts)
     grounds = Grounds(settings, templates, service.prepared, snapshots, images)

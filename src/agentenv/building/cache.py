@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,21 @@ class Kept:
 
 
 class StepCache:
-    """The snapshots of steps by key. What is removed here goes when nothing else rests on it."""
+    """The snapshots of steps by key. What is removed here goes when nothing else rests on it; `collect` is
+    called to have that looked at."""
 
-    def __init__(self, database: Database, snapshots: Snapshots, *, budget_mib: int, keep_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        snapshots: Snapshots,
+        collect: Callable[[], None],
+        *,
+        budget_mib: int,
+        keep_s: float,
+    ) -> None:
         self._database = database
         self._snapshots = snapshots
+        self._collect = collect
         self._budget = budget_mib << 20
         self._keep_s = keep_s
 
@@ -79,6 +89,7 @@ class StepCache:
         """Delete a snapshot that no key has any more: the last step of a build may have two."""
         if not self._database.query("SELECT 1 FROM steps WHERE snapshot = ?", (snapshot_id,)):
             self._snapshots.delete(snapshot_id)
+            self._collect()
 
     def trim(self, now: float) -> int:
         """Let go of what is too much or too old, the longest unused first; returns how many steps."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from agentenv.building import programs
 from agentenv.building.logs import Feed, Lines
@@ -26,6 +26,9 @@ _IN_MEMORY = "/run/agentenv-copy"
 _MEMORY_PART = 8
 
 
+T = TypeVar("T")
+
+
 class StepFailed(AenvError):
     """A build that failed, and in which step: `base`, `finalize`, or a number from 1 on."""
 
@@ -41,6 +44,7 @@ class Works(Protocol):
 
     async def run(self, command: Command, output: Output, *, limit_s: float = ...) -> None: ...
     async def put(self, path: str, file: BinaryIO, size: int) -> None: ...
+    async def fetch(self, path: str, take: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]) -> T: ...
 
 
 class Steps:

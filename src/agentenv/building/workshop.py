@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from agentenv.building.steps import Works
 from agentenv.errors import AenvError, CapacityExceeded
 from agentenv.network.slot import Slot
 from agentenv.sandbox.admission import Admission, Need
@@ -26,7 +27,7 @@ ROOM_LIMIT_S = 1800.0
 END_TRIES = 5
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 
-GuestAt = Callable[[Machine, str], Guest]
+GuestAt = Callable[[Machine, str], Works]
 
 # Nobody in particular: what a template's guest is until a sandbox is made of it.
 NOBODY = Identity(env={}, access_token="", default_user="root", default_workdir="")
@@ -47,7 +48,7 @@ class Bench:
     """
 
     def __init__(
-        self, workshop: Workshop, machine: Machine, slot: Slot, guest: Guest, resources: Resources
+        self, workshop: Workshop, machine: Machine, slot: Slot, guest: Works, resources: Resources
     ) -> None:
         self._workshop = workshop
         self._machine = machine

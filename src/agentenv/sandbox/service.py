@@ -376,6 +376,10 @@ class Sandboxes:
                 self.snapshots.delete(record.id)
         self._core.collect_soon()
 
+    def collect_soon(self) -> None:
+        """Clear away, by and by, the files of snapshots that nobody refers to."""
+        self._core.collect_soon()
+
     def drop_outdated(self) -> None:
         """Delete first snapshots of templates that are gone or were built anew."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):

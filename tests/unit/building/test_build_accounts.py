@@ -63,7 +63,9 @@ def test_a_user_beside_others(system: Path) -> None:
     run(system, "account", "team", "sudo")
     assert lines(system / "etc/passwd")[1:] == [
         "node:x:1000:1000::/home/node:/bin/sh",
-        next(line for line in lines(system / "etc/passwd") if line.startswith("team:x:1002:1001::/home/team:")),
+        next(
+            line for line in lines(system / "etc/passwd") if line.startswith("team:x:1002:1001::/home/team:")
+        ),
     ]
     assert lines(system / "etc/shadow")[1].startswith("team:!:")
     assert (system / "etc/shadow").stat().st_mode & 0o777 == 0o640

@@ -135,7 +135,9 @@ def test_patterns_were_resolved_by_the_client(copy: Copy, source: str) -> None:
         "new/place/deep",
         "new/place/deep/b",
     ]
-    assert facts(root / "new") == facts(root / "new/place") == facts(root / "new/place/deep") == ("0o755", 7, 8)
+    assert (
+        facts(root / "new") == facts(root / "new/place") == facts(root / "new/place/deep") == ("0o755", 7, 8)
+    )
 
 
 def test_all_of_the_context(copy: Copy) -> None:
@@ -208,7 +210,9 @@ def test_a_file_does_not_replace_a_directory(copy: Copy, tmp_path: Path) -> None
         copy(file("d/a"), source="d", to="to")
 
 
-@pytest.mark.parametrize(("owner", "words"), [("nobody-like-that", "no user"), ("0:no-such-group", "no group")])
+@pytest.mark.parametrize(
+    ("owner", "words"), [("nobody-like-that", "no user"), ("0:no-such-group", "no group")]
+)
 def test_owners_that_there_are_not(copy: Copy, owner: str, words: str) -> None:
     with pytest.raises(SystemExit, match=words):
         copy(file("a"), source="a", to="b", owner=owner)
@@ -258,7 +262,7 @@ def test_an_archive_that_is_cut_off(tmp_path: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(file("a", os.urandom(100_000))[0], io.BytesIO(os.urandom(100_000)))
     archive.write_bytes(archive.read_bytes()[:50_000])
-    with pytest.raises(InvalidRequest, match="archive|cut off"):
+    with pytest.raises(InvalidRequest, match=r"archive|cut off"):
         pack(archive, ".", io.BytesIO(), limit_bytes=LIMIT)
 
 
@@ -271,7 +275,15 @@ def test_a_stream_that_is_cut_off_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "expected"),
-    [("a/b", "a/b"), ("a/*", "a"), ("*.txt", ""), (".", ""), ("./a//b/", "a/b"), ("a/{b,c}/d", "a"), ("a?/b", "")],
+    [
+        ("a/b", "a/b"),
+        ("a/*", "a"),
+        ("*.txt", ""),
+        (".", ""),
+        ("./a//b/", "a/b"),
+        ("a/{b,c}/d", "a"),
+        ("a?/b", ""),
+    ],
 )
 def test_the_static_part_of_a_source(source: str, expected: str) -> None:
     assert static_part(source) == expected

@@ -36,8 +36,8 @@ def test_pages_follow_each_other_and_end_with_an_empty_one(database: Database, b
     told = Logs(database)
     told.add(build_id, entries(150))
     told.add(build_id, [Entry(150.0, "warn", "last")])
-    pages = []
-    while page := told.page(build_id, sum(map(len, pages))):
+    pages: list[list[Entry]] = []
+    while page := told.page(build_id, sum(len(each) for each in pages)):
         pages.append(page)
     assert [len(page) for page in pages] == [100, 51]
     assert [entry for page in pages for entry in page] == [*entries(150), Entry(150.0, "warn", "last")]

@@ -79,7 +79,10 @@ def test_everything_of_a_step_counts(step: Step, other: Step) -> None:
     assert planned(step).steps[0].key != planned(other).steps[0].key
 
 
-@given(st.lists(st.text(max_size=3), min_size=1, max_size=4), st.lists(st.text(max_size=3), min_size=1, max_size=4))
+@given(
+    st.lists(st.text(max_size=3), min_size=1, max_size=4),
+    st.lists(st.text(max_size=3), min_size=1, max_size=4),
+)
 def test_no_two_commands_share_a_key(one: list[str], other: list[str]) -> None:
     """Joined arguments must not look like others."""
     label, second = Step("LABEL", tuple(one)), Step("LABEL", tuple(other))
@@ -108,7 +111,14 @@ def test_usable_are_kept_steps_before_the_first_forced_one() -> None:
 
 
 def test_what_is_left_to_do() -> None:
-    steps = (Step("WORKDIR", ("/a",)), run("a"), Step("USER", ("b",)), env("A", "1"), run("c"), Step("LABEL", ("x",)))
+    steps = (
+        Step("WORKDIR", ("/a",)),
+        run("a"),
+        Step("USER", ("b",)),
+        env("A", "1"),
+        run("c"),
+        Step("LABEL", ("x",)),
+    )
     assert [each.number for each in planned(*steps).rest(0)] == [1, 2, 3, 5]
     assert [each.number for each in planned(*steps).rest(2)] == [3, 5]
     assert planned(*steps).rest(5) == ()

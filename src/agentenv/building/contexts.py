@@ -11,7 +11,8 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentenv.config import Settings
@@ -80,23 +81,23 @@ class Contexts:
             InvalidRequest: it is larger than the node takes. StoreFull, StoreFault: it cannot be written.
         """
         path, size = self._path(digest), 0
-        try:
+        with _writing(path):
             descriptor = os.open(self.directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-            try:
-                async for data in body:
-                    size += len(data)
-                    if size > self._limit:
-                        raise InvalidRequest(
-                            f"the files are more than {self._limit >> 20} MiB",
-                            remedy="leave some out (.dockerignore), or raise AENV_CONTEXT_MAX_MIB",
-                        )
+        try:
+            async for data in body:
+                size += len(data)
+                if size > self._limit:
+                    raise InvalidRequest(
+                        f"the files are more than {self._limit >> 20} MiB",
+                        remedy="leave some out (.dockerignore), or raise AENV_CONTEXT_MAX_MIB",
+                    )
+                with _writing(path):
                     await asyncio.to_thread(_write_all, descriptor, data)
+            with _writing(path):
                 path.unlink(missing_ok=True)
                 os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise unwritable(path, error) from error
+        finally:
+            os.close(descriptor)
         return size
 
     def sweep(self, now: float) -> int:
@@ -114,6 +115,14 @@ class Contexts:
         if len(digest) != 64 or not _HEX.issuperset(digest):
             raise InvalidRequest(f"{digest[:80]!r} is no hash of files", remedy="64 hexadecimal digits")
         return self._directory / digest
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -100,7 +100,8 @@ def test_a_template_with_everything(
     template = (
         Template(file_context_path=str(context))
         .from_base_image()
-        .set_envs({"GREETING": "hello", "PLACE": "$GREETING world"})
+        .set_envs({"GREETING": "hello"})
+        .set_envs({"PLACE": "$GREETING world", "PATH": "/opt/tools:$PATH"})
         .copy("folder/*", "folder")
         .copy("folder/test.txt", "/srv/renamed.txt", user="root", mode=0o600)
         .run_cmd('cat folder/symlink.txt; echo "$PLACE" > said.txt')
@@ -121,7 +122,7 @@ def test_a_template_with_everything(
 
     sandbox = sandbox_of("everything:latest")
     look = (
-        "id -un; pwd; echo $GREETING, $PLACE; cat ~user/said.txt; cat /app/deep/mine/deep/who;"
+        "id -un; pwd; echo $GREETING, $PLACE; echo ${PATH%%:*}; cat ~user/said.txt; cat /app/deep/mine/deep/who;"
         " stat -c '%U %G %a' /srv/renamed.txt ~user/folder/deep/tool.sh ~user/folder;"
         " readlink ~user/folder/symlink.txt ~user/folder/dangling.txt; ~user/folder/deep/tool.sh;"
         " stat -c %h ~user/folder/hard.txt; pgrep -fc 'sleep 4721$'; pgrep -fc 'sleep 4722$'"
@@ -130,6 +131,7 @@ def test_a_template_with_everything(
         "builder",
         "/home/builder",
         "hello, hello world",
+        "/opt/tools",
         "hello world",
         "builder",
         "root root 600",

@@ -139,7 +139,13 @@ class Grounds:
         # What a template's start command started would go on beside that of the new one: so it is booted.
         same = resources == snapshot.resources and not (build and template.start.command)
         return Ground(
-            Root(f"{identity} {'going on' if same else 'booted'}", resources, context, template.start),
+            Root(
+                f"{identity} {'going on' if same else 'booted'}",
+                resources,
+                context,
+                template.start,
+                login_path=None if template.rootfs else template.env.get("PATH"),
+            ),
             self._snapshots.layers(snapshot),
             snapshot if same else None,
             template,

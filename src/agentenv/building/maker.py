@@ -70,7 +70,7 @@ class Maker:
             for planned in plan.rest(done):
                 if planned.number in ground.origins:  # before there is a machine that would wait for another
                     await self._collect(planned, ground.origins[planned.number], feed)
-            if plan.rest(done) or plan.start:
+            if plan.rest(done) or plan.start or plan.login_path:
                 made = await self._in_a_machine(plan, done, snapshot, ground, feed)
             else:
                 made = await self._as_it_is(plan, snapshot)
@@ -187,16 +187,16 @@ class Maker:
 
     async def _finish(self, plan: Plan, done: int, bench: Bench, feed: Feed) -> Snapshot:
         feed.tell("info", "Finalizing template build", FINALIZE)
-        settings = plan.context.settings
-        changed = [planned for planned in plan.rest(done) if not planned.kept]
-        last_kept = max((planned.number for planned in plan.rest(done) if planned.kept), default=0)
         try:
+            if plan.login_path:
+                await program(bench.guest, "failed to keep PATH", feed, FINALIZE, "profile", plan.login_path)
             if plan.start:
                 await starting.start(bench.guest, plan.start, _teller(feed), _output(feed))
-            elif not any(planned.number > last_kept for planned in changed):
+            left = plan.rest(done)
+            if left and left[-1].kept and not (plan.start or plan.login_path):
                 assert bench.standing is not None
                 return await self._snapshots.make_durable(bench.standing.id)
-            return await bench.keep(plan.key, settings, final=True)
+            return await bench.keep(plan.key, plan.context.settings, final=True)
         except AenvError as error:
             raise StepFailed(FINALIZE, str(error)) from error
 

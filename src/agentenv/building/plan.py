@@ -83,6 +83,7 @@ class Root:
         identity: names the content.
         start: what a template below runs.
         says_user, says_workdir: whether the base says as whom and where commands run.
+        login_path: the PATH that its login shells keep already.
     """
 
     identity: str
@@ -91,6 +92,7 @@ class Root:
     start: Start = field(default_factory=Start)
     says_user: bool = True
     says_workdir: bool = True
+    login_path: str | None = None
 
     @property
     def key(self) -> str:
@@ -142,6 +144,12 @@ class Plan:
     def context(self) -> Context:
         """What holds in the end."""
         return self.steps[-1].after if self.steps else self.root.context
+
+    @property
+    def login_path(self) -> str | None:
+        """The PATH that login shells are to be told to keep, if any."""
+        path = self.context.env.get("PATH")
+        return None if path in (PATH, self.root.login_path) else path
 
     def usable(self) -> tuple[Planned, ...]:
         """The steps whose outcome may be known, the last one first."""

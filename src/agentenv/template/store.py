@@ -50,9 +50,9 @@ class Templates:
     # Finding
 
     def list(self) -> list[Template]:
-        """What sandboxes start from where no tag is named, by name."""
-        rows = self._database.query(f"{_TAGGED} WHERE tag = ? ORDER BY templates.name", (DEFAULT_TAG,))
-        return [_made(row) for row in rows]
+        """What each name shows, by name: its `default`, or the newest build that is ready."""
+        shown = [named.shown for named in self.all()]
+        return [build.made for build in shown if build is not None and build.made is not None]
 
     def find(self, reference: str) -> Template | None:
         """The template of that id, or else of that name, as the build with the tag made it."""
@@ -189,9 +189,15 @@ class Templates:
 
         Raises:
             NotFound: there is none.
+            InvalidRequest: a tag is named, and not the whole.
             Conflict: sandboxes use it.
         """
         named = self.named(reference)
+        if ":" in reference:
+            raise InvalidRequest(
+                f"{reference} is a tag of the template {named.name}",
+                remedy="DELETE /templates/tags takes tags away; without a tag all of the template is deleted",
+            )
         gone: list[Path] = []
         with self._database.transaction() as cursor:
             users = _live(cursor, named.id, None) + _live(cursor, named.name, None)

@@ -284,6 +284,7 @@ async def test_cancelled_and_deleted(client: httpx.AsyncClient, place: Workplace
     for _ in range(2):
         assert (await client.delete(path)).status_code == 204
     assert (await ended(client, build)).to_dict()["reason"]["message"] == "the build was cancelled"
+    assert_fault(await client.delete("/templates/mine:v1"), 400, "a tag of the template mine")
     assert (await client.delete("/templates/mine")).status_code == 204
     assert_fault(await client.get(f"{path}/status"), 404)
     place.node.assert_empty()

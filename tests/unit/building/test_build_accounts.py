@@ -95,6 +95,18 @@ def test_names_that_cannot_be(system: Path, name: str) -> None:
     assert os.listdir(system / "etc") == []
 
 
+def test_login_shells_keep_a_path(system: Path) -> None:
+    run(system, "profile", "/opt/it's/bin:/bin")
+    assert os.listdir(system / "etc") == [], "there are no login shells"
+    (system / "etc/profile").write_text(
+        'PATH="/usr/bin:/bin"\nfor f in /etc/profile.d/*.sh; do . "$f"; done\n'
+    )
+    run(system, "profile", "/opt/it's/bin:/bin")
+    script = f"mount --bind {system}/etc /etc; HOME=/nowhere PATH=/bin:/usr/bin exec sh -lc 'echo $PATH'"
+    words = ["unshare", "--mount", "sh", "-ec", script]
+    assert subprocess.run(words, capture_output=True, text=True).stdout == "/opt/it's/bin:/bin\n"
+
+
 def test_a_directory_and_those_above_it_belong_to_the_user(system: Path) -> None:
     (system / "etc/passwd").write_text("me:x:1234:1235::/home/me:/bin/sh\n")
     run(system, "workdir", "/srv/a/b", "me")

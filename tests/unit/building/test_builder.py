@@ -454,6 +454,26 @@ async def test_what_another_hypervisor_made_is_made_anew(place: Workplace) -> No
     assert_clean(place)
 
 
+async def test_a_template_of_another_hypervisor_is_booted_from_its_disk(place: Workplace) -> None:
+    build = await built(place, run("one"))
+    place.node.versions["version"] = "2"
+    sandbox = (await place.node.service.create(wanted("mine"))).sandbox
+    assert sandbox.template.build_id == build.id
+    assert place.ran == ["one"]
+    await place.node.service.kill(sandbox.id)
+    assert_clean(place)
+
+
+async def test_login_shells_keep_a_path(place: Workplace) -> None:
+    path = Step("ENV", ("PATH", "/opt/bin:$PATH"))
+    await built(place, run("one"), path, name="below")
+    told_to = [each.argv[-1] for each in place.commands if each.argv[-1].startswith("/opt/bin:")]
+    assert len(told_to) == 1
+    place.machines_made  # noqa: B018
+    await built(place, Step("ENV", ("A", "1")), template="below", name="above")
+    assert place.machines_made == 0, "they do already"
+
+
 async def test_sizes_that_are_not_possible(place: Workplace) -> None:
     for vcpus, memory_mib in ((0, None), (65, None), (None, 127)):
         with pytest.raises(InvalidRequest):

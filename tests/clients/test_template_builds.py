@@ -122,7 +122,8 @@ def test_a_template_with_everything(
 
     sandbox = sandbox_of("everything:latest")
     look = (
-        "id -un; pwd; echo $GREETING, $PLACE; echo ${PATH%%:*}; cat ~user/said.txt; cat /app/deep/mine/deep/who;"
+        "id -un; pwd; echo $GREETING, $PLACE; echo ${PATH%%:*};"
+        " cat ~user/said.txt /app/deep/mine/deep/who;"
         " stat -c '%U %G %a' /srv/renamed.txt ~user/folder/deep/tool.sh ~user/folder;"
         " readlink ~user/folder/symlink.txt ~user/folder/dangling.txt; ~user/folder/deep/tool.sh;"
         " stat -c %h ~user/folder/hard.txt; pgrep -fc 'sleep 4721$'; pgrep -fc 'sleep 4722$'"

@@ -20,6 +20,7 @@ from agentenv.api.build_models import (
 from agentenv.api.models import ENVD_VERSION, TemplateAlias, TemplateAnswer, rfc3339
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
+from agentenv.errors import NotFound
 from agentenv.template import names
 from agentenv.template.records import Build, Named, Tag, Template
 from agentenv.template.states import ENDS, SHOWN
@@ -111,6 +112,9 @@ def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings) -> Non
     async def by_alias(alias: str) -> Response:
         """Whether a template of that name exists, and its id."""
         found = catalogue.named(alias)
+        tag = names.parse(alias).tag
+        if tag is not None and tag not in found.tags:
+            raise NotFound(f'template "{found.name}" has no tag "{tag}"')
         return answers.json(TemplateAlias(templateID=found.id, public=found.public))
 
     @router.get("/templates/{template_id:path}", response_model=TemplateAnswer)

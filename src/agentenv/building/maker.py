@@ -143,8 +143,13 @@ class Maker:
                 feed.tell("warn", f"What was kept cannot be used any more: {error}")
                 await self._let_go(plan, done, snapshot, ground)
             else:
-                await self._go_on(plan, done, bench, ground, feed)
-                return await self._finish(plan, done, bench, feed)
+                try:
+                    await self._go_on(plan, done, bench, ground, feed)
+                    return await self._finish(plan, done, bench, feed)
+                except StepFailed as error:
+                    if bench.trouble is None:
+                        raise
+                    raise StepFailed(error.step, str(bench.trouble)) from error
         if ground.snapshot is not None and done == 0:
             assert ground.template is not None
             ground = replace(ground, snapshot=await self._prepared.of(ground.template))

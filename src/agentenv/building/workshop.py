@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentenv.building.steps import Works
-from agentenv.errors import AenvError, CapacityExceeded
+from agentenv.errors import AenvError, CapacityExceeded, StoreFault, StoreFull
 from agentenv.network.slot import Slot
 from agentenv.sandbox.admission import Admission, Need
 from agentenv.sandbox.agent import Identity
+from agentenv.sandbox.core import IO_ERROR
 from agentenv.sandbox.guest import Guest
 from agentenv.sandbox.launch import Launcher, spec_of
 from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
@@ -43,6 +44,8 @@ class Bench:
 
     Attributes:
         guest: what is done in it.
+        trouble: why its hypervisor stopped it: its disk could not be written on the host. It is ended then,
+            so that nobody waits for what will not go on.
         standing: the snapshot that it was started from, or that was made of it last; None for one that was
             booted.
     """
@@ -57,6 +60,9 @@ class Bench:
         self.resources = resources
         self.standing: Snapshot | None = None
         self.fingerprint: dict[str, str] = {}
+        self.trouble: StoreFault | None = None
+        self._ending: asyncio.Task[None] | None = None
+        machine.on_event(self._note)
 
     @property
     def id(self) -> str:
@@ -98,6 +104,15 @@ class Bench:
             raise
         self.standing = made
         return made
+
+    def _note(self, event: str, data: dict[str, object]) -> None:
+        if event != IO_ERROR or data.get("action") != "stop" or self.trouble is not None:
+            return
+        reason = str(data.get("reason", "a disk error"))
+        kind = StoreFull if data.get("nospace") else StoreFault
+        self.trouble = kind(f"the disk of the build's machine cannot be written: {reason}")
+        log.error("build machine %s: %s", self.id, self.trouble)
+        self._ending = asyncio.create_task(self._machine.end(), name=f"end {self.id}")
 
     async def _sync(self) -> None:
         agent = self._workshop.launcher.agent_at(self._slot.address)

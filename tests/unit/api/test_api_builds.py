@@ -259,6 +259,8 @@ async def test_tags(client: httpx.AsyncClient) -> None:
     answer = await client.request("DELETE", "/templates/tags", json={"name": "mine", "tags": ["v1", "v2"]})
     assert answer.status_code == 204
     assert [each["tag"] for each in (await client.get("/templates/mine/tags")).json()] == ["stable"]
+    for alias, status in (("mine", 200), ("mine:stable", 200), ("mine:v1", 404)):
+        assert (await client.get(f"/templates/aliases/{alias}")).status_code == status
     assert_fault(
         await client.post("/templates/tags", json={"target": "mine:v1", "tags": ["x"]}), 404, "stable"
     )

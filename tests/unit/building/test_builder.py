@@ -288,6 +288,24 @@ async def test_a_host_that_fails_at_any_point(place: Workplace, step: str) -> No
     await built(place, run("one"))
 
 
+async def test_a_disk_that_cannot_be_written_ends_the_build(place: Workplace) -> None:
+    place.steps.hold("run one")
+    build = begin(place, run("one"))
+    await place.steps.reached("run one")
+    [machine] = place.node.hypervisor.machines.values()
+    for told_twice in range(2):
+        for listener in machine.events:
+            listener(
+                "BLOCK_IO_ERROR", {"action": "stop", "nospace": True, "reason": f"No space {told_twice}"}
+            )
+    place.failing["one"] = "the machine is gone"
+    place.steps.let_go("run one")
+    broken = await ended(place, build)
+    assert broken.reason is not None
+    assert (broken.reason.step, "cannot be written: No space 0" in broken.reason.message) == ("1", True)
+    assert_clean(place)
+
+
 # At the same time
 
 

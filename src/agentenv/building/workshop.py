@@ -218,6 +218,7 @@ class Workshop:
             else:
                 machine = await launcher.hypervisor.boot(spec)
             self._admission.commit(bench_id)
+            log.info("build machine %s is %s", bench_id, "restored" if saved else "booted")
             await self._take_over(
                 machine, slot, launcher.resume_timeout_s if saved else launcher.boot_timeout_s
             )

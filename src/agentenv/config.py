@@ -178,7 +178,7 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Registries (HOST[:PORT]) that are spoken to by http, in the clear; all others by https.",
     )
-    docker_config: Path | None = Field(
+    docker_config: Path = Field(
         default_factory=default_docker_config,
         description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",
     )

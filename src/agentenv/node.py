@@ -122,6 +122,8 @@ class Node:
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)
         snapshots = Snapshots(database, ledger, settings.home)
+        images = Images(settings, database, ledger)
+        parts.push_async_callback(images.close)
         service = Sandboxes(
             settings,
             database,
@@ -134,12 +136,10 @@ class Node:
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        images = Images(settings, database, ledger)
-        parts.push_async_callback(images.close)
         builder = assemble.builder(settings, database, service, templates, images)
         builder.start()
         parts.push_async_callback(builder.stop)
-        sweeping = asyncio.create_task(_sweep(templates, service, builder), name="sweep")
+        sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
         parts.push_async_callback(_cancelled, sweeping)
         front = front_protocol(service, settings)
         service.on_generation_end(front.plane.abort)
@@ -210,15 +210,17 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-async def _sweep(templates: Templates, service: Sandboxes, builder: Builder) -> None:
-    """Remove what replaced templates and old builds left, now and from time to time."""
+async def _sweep(templates: Templates, service: Sandboxes, builder: Builder, images: Images) -> None:
+    """Remove what replaced templates and old builds left, and images beyond the budget, now and from time to
+    time."""
     while True:
         try:
             builder.sweep()
             service.drop_outdated()
             templates.sweep()
-        except AenvError as error:  # nothing waits for it, and the next round comes
-            log.warning("files of replaced templates are not removed: %s", error)
+            await images.evict()
+        except (AenvError, OSError) as error:  # nothing waits for it, and the next round comes
+            log.warning("files that nothing needs are not removed: %s", error)
         await asyncio.sleep(SWEEP_S)
 
 

@@ -137,7 +137,7 @@ class Layout:
             "schemaVersion": 2,
             "mediaType": self._types.get(MANIFEST, MANIFEST),
             "config": self.document(document, "application/vnd.oci.image.config.v1+json"),
-            "layers": [self.blob(packed(layer), MEDIA[packed]) for layer in layers],
+            "layers": [self.blob(packed(layer), MEDIA.get(packed, MEDIA[gzipped])) for layer in layers],
         }
         extra: dict[str, Any] = {"platform": platform} if platform else {}
         if tag is not None:

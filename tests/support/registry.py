@@ -50,6 +50,7 @@ class Registry:
             stderr=self._log,
             stdin=subprocess.DEVNULL,
         )
+        self.pid = self._process.pid
         self._await_answer(directory)
 
     def _configuration(self, directory: Path) -> Path:

@@ -20,7 +20,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, InvalidRequest, NotFound, Unreachable
-from agentenv.image import eviction, source
+from agentenv.image import eviction, locking, source
 from agentenv.image.blobs import BlobStore
 from agentenv.image.conversion import Conversion
 from agentenv.image.credentials import Credentials
@@ -309,7 +309,9 @@ class Images:
 
     async def _clean(self, conversion: Conversion, entry: Entry) -> None:
         await conversion.close()
-        await asyncio.to_thread(remove_scratch, Path(entry.name))  # of a worker that was killed
+        # What a worker that was killed has left, if it was:
+        await asyncio.to_thread(remove_scratch, Path(entry.name))
+        locking.sweep(self._settings.cache_dir / "locks")
         self._ledger.strike(entry)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

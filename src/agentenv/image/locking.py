@@ -31,6 +31,17 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
         return False
 
 
+def sweep(directory: Path) -> None:
+    """Remove the files of locks that nobody holds: of processes that were killed."""
+    for path in directory.glob("*"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        except (FileNotFoundError, BlockingIOError):
+            continue
+
+
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Hold a lock that leaves no file."""

@@ -76,12 +76,19 @@ class Arriving:
         Raises:
             NotFound, Forbidden, Unreachable, StoreCorrupt, StoreFull: see `Puller.fetch`.
         """
-        missing = [layer for digest, layer in self._layers.items() if digest not in self.found]
         for digest in self.found:
             self._there[digest].set_result(None)
+        missing = [layer for digest, layer in self._layers.items() if digest not in self.found]
+        try:
+            await self._fetch(missing, at_once, progress)
+        except Exception as error:  # those who wait raise it as well
+            for future in self._there.values():
+                if not future.done():
+                    future.set_exception(error)
+            raise
+
+    async def _fetch(self, missing: list[Descriptor], at_once: int, progress: Progress) -> None:
         total = sum(layer.size for layer in missing)
-        if not missing:
-            return
         self._check_room(total)
         turns = asyncio.Semaphore(at_once)
         tell = _Arrived(total, progress)
@@ -96,11 +103,7 @@ class Arriving:
                 for layer in missing:
                     group.create_task(one(layer))
         except BaseExceptionGroup as errors:
-            first = errors.exceptions[0]
-            for future in self._there.values():
-                if not future.done():
-                    future.set_exception(first)
-            raise first from None
+            raise errors.exceptions[0] from None
 
     def _check_room(self, size: int) -> None:
         """Raises StoreFull before anything is written that cannot fit."""

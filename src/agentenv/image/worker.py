@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -126,7 +125,6 @@ async def work(job: Job) -> None:
 def main() -> None:
     """Read the job, wait for its turn, do it; whoever waits has the answer before the tree is removed."""
     job = Job.from_document(json.loads(sys.stdin.readline()))
-    os.setpriority(os.PRIO_PROCESS, 0, 5)  # sandboxes come first
     try:
         with lock(job.cache / "locks" / job.flight):
             asyncio.run(work(job))

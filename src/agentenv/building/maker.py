@@ -18,10 +18,10 @@ from agentenv.building.logs import Feed
 from agentenv.building.plan import FORMAT, Plan, Planned
 from agentenv.building.steps import StepFailed, Steps, following, program
 from agentenv.building.workshop import Bench, Workshop
-from agentenv.errors import AenvError
+from agentenv.errors import AenvError, GuestFault
 from agentenv.sandbox import starting
 from agentenv.sandbox.core import outcome
-from agentenv.sandbox.guest import Output
+from agentenv.sandbox.guest import CommandFailed, Output
 from agentenv.sandbox.prepare import Prepared
 from agentenv.snapshot.records import Descent, GuestSettings, Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # Every start writes the changed pages into its memory; above this much it is worth a file of their own.
 FOLD_BYTES = 4 << 20
+# Nothing is lost by booting again where a guest did not come up, and others may wait for it too.
+BOOT_TRIES = 2
 _COLLECTED = "/.agentenv-collected"
 
 
@@ -107,15 +109,26 @@ class Maker:
         root = ground.root
         try:
             with ground.held():
-                async with self._workshop.booted(root.resources, ground.layers) as bench:
-                    if ground.account is not None:
-                        arguments = (ground.account, "sudo")
-                        await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)
-                    made = await bench.keep(root.key, root.context.settings, final=True)
+                made = await self._booted(ground, feed)
         except AenvError as error:
             raise StepFailed(BASE, str(error)) from error
         self._cache.put(root.key, made)
         return made
+
+    async def _booted(self, ground: Ground, feed: Feed) -> Snapshot:
+        root, tries = ground.root, BOOT_TRIES
+        while True:
+            tries -= 1
+            try:
+                async with self._workshop.booted(root.resources, ground.layers) as bench:
+                    if ground.account is not None:
+                        arguments = (ground.account, "sudo")
+                        await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)
+                    return await bench.keep(root.key, root.context.settings, final=True)
+            except GuestFault as error:
+                if isinstance(error, CommandFailed) or not tries:
+                    raise
+                log.warning("the base %s is booted again: %s", root.identity, error)
 
     async def _collect(self, planned: Planned, origin: Ground, feed: Feed) -> None:
         """Have the files here that a step copies from somewhere else."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentenv.building.definition import Step, define
-from agentenv.errors import Conflict, HostFault, InvalidRequest, NotFound, StoreFull
+from agentenv.errors import Conflict, GuestFault, HostFault, InvalidRequest, NotFound, StoreFull
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
 from agentenv.sandbox.requests import Stopping
@@ -276,6 +276,16 @@ async def test_a_start_command_that_fails(place: Workplace) -> None:
     step, message = await failed(place, start=Start("serve", "up"))
     assert (step, message) == ("finalize", "start command failed: exit status 127")
     place.steps.let_go("run up")
+
+
+async def test_a_base_that_does_not_come_up_is_booted_again(place: Workplace) -> None:
+    fault = GuestFault("the guest rebooted")
+    place.steps.fail("agent", fault)
+    assert await failed(place, memory_mib=256) == ("base", "the guest rebooted")
+    assert place.machines_made == 2
+    place.steps.mend("agent")
+    await built(place, memory_mib=256)
+    assert_clean(place)
 
 
 @pytest.mark.parametrize("step", ["acquire", "restore", "agent", "capture", "sync", "stop"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2b import BuildException, NotFoundException, Sandbox, Template, TemplateException, wait_for_file
+from e2b import BuildException, Sandbox, SandboxException, Template, TemplateException, wait_for_file
 from e2b.template.types import BuildInfo, TemplateBuildStatus
 
 from support.running import RunningNode
@@ -150,7 +150,7 @@ def test_a_template_with_everything(
     assert again.has("already cached"), "nothing is uploaded twice"
     assert machines_made(node) == before, "a record is made, and no machine"
     assert second.template_id != built.template_id
-    with pytest.raises(NotFoundException, match="latest, v1"):
+    with pytest.raises(SandboxException, match="latest, v1"):
         Sandbox.create("everything")
 
 

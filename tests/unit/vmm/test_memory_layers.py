@@ -102,6 +102,25 @@ def test_a_capture_keeps_what_differs(base: Path, tmp_path: Path) -> None:
         assert made.memory.read_bytes() == b"\4" * PAGE + b"\10" * PAGE
 
 
+def test_layers_mapped_side_by_side_are_different_files(base: Path, tmp_path: Path) -> None:
+    with Mapped(base) as child, Image(base) as image:
+        child.write(40, 9, 60)
+        capture(child.pid, image, tmp_path / "delta")
+    with Image(base, [tmp_path / "delta"]) as image:
+        image._starts[1] = image._starts[0] + np.uint64(40 * PAGE)  # as the kernel may place them
+        content = np.empty((100, PAGE // 8), np.uint64)
+        image.read(np.arange(100, dtype=np.uint32), content)
+        assert content.tobytes() == base.read_bytes()[: 40 * PAGE] + b"\t" * (60 * PAGE)
+        assert flat(image, tmp_path / "flat")[: 100 * PAGE] == content.tobytes()
+
+
+def test_the_pages_of_a_delta_may_come_in_any_order() -> None:
+    pages = np.array([9, 10, 3, 400, 4], np.uint32)
+    assert decode_map(encode_map(pages, 500))[0].tolist() == pages.tolist()
+    with pytest.raises(ValueError, match="contradict"):
+        decode_map(encode_map(np.array([3, 9, 3], np.uint32), 500))
+
+
 def test_a_capture_of_nothing_is_a_layer_too(base: Path, tmp_path: Path) -> None:
     with Mapped(base) as child, Image(base) as image:
         assert capture(child.pid, image, tmp_path / "delta").pages == 0

@@ -257,6 +257,7 @@ def part_pause(bench: Bench) -> Result:
                     pauses.append(client.call("POST", f"{path}/pause"))
                     time.sleep(0.5)  # what is done after the answer
                     floors.append(bench.floor(bench.snapshot_of(sandbox["sandboxID"])))
+                    time.sleep(0.5)
                     resumes.append(client.call("POST", f"{path}/connect", {"timeout": 3600}))
                     client.start_process(sandbox, "true")
             running = [

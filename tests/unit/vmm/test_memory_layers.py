@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import HostFault, StoreCorrupt, StoreFault, StoreFull
-from agentenv.vmm import softdirty
+from agentenv.vmm import pagemap, softdirty
 from agentenv.vmm.layer import Delta, decode_map, digest_of, encode_map, map_of, read_map
 from agentenv.vmm.memory import Image, apply, capture, fold, merge
 from agentenv.vmm.pagemap import mapping_of, private_pages
@@ -54,6 +54,24 @@ def test_only_written_pages_are_private(base: Path) -> None:
         child.write(7, 1)
         child.write(500, 9, 40)
         assert private_pages(mapping).tolist() == [7, *range(500, 540)]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_kernel_and_the_page_map_say_the_same(
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more runs of pages than are asked for at once."""
+    file = tmp_path / "file"
+    file.write_bytes(b"\1" * (3000 * PAGE))
+    monkeypatch.setattr(pagemap, "_REGIONS", 700)
+    with Mapped(file, split=split) as child:
+        for page in range(0, 2900, 3):
+            child.write(page, 2, 1 + page % 2)
+        mapping = mapping_of(child.pid, file)
+        found = private_pages(mapping).tolist()
+        monkeypatch.setattr(pagemap, "_scanned", lambda *_: None)
+        assert found == private_pages(mapping).tolist()
+        assert len(found) == 967 + 483
 
 
 def test_a_renamed_file_in_two_segments_is_found(base: Path) -> None:

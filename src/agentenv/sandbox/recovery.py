@@ -60,13 +60,12 @@ def _finished(record: Sandbox, snapshots: Snapshots, now: float) -> Sandbox:
     taken = snapshots.recorded(record.target)
     if taken is None or taken.deleted_at is not None:
         return record
-    kept_s = record.lifecycle.paused_timeout_s
     return record.with_state(
         State.PAUSED,
         snapshot=taken.id,
         target=None,
         pause_mode="filesystem" if taken.memory is None else "full",
-        paused_until=None if kept_s is None else now + kept_s,
+        paused_until=record.kept_until(now),
         end_at=now,
     )
 
@@ -85,7 +84,7 @@ async def _recover_one(
 ) -> Adopted | None:
     if record.state in (State.PAUSED, State.RESUMING):
         # What of a machine there is, was on its way here or from here: the reap ends it.
-        return _paused(record, records)
+        return _paused(record, records, now)
     machine, slot, trouble = await _find(record, hypervisor, slots)
     state = recover(record.state, alive=machine is not None and slot is not None)
     if machine is not None and state not in REACHABLE:
@@ -103,9 +102,13 @@ async def _recover_one(
     return Adopted(record, machine, slot)
 
 
-def _paused(record: Sandbox, records: Records) -> Adopted:
+def _paused(record: Sandbox, records: Records, now: float) -> Adopted:
     record = record.with_state(
-        recover(record.state, alive=False), pause_mode=record.pause_mode or "full", slot=None, machine=None
+        recover(record.state, alive=False),
+        pause_mode=record.pause_mode or "full",
+        paused_until=record.paused_until or record.kept_until(now),
+        slot=None,
+        machine=None,
     )
     records.update(record)
     return Adopted(record, None, None)

@@ -247,6 +247,33 @@ async def test_a_rollback_that_fails_leaves_it_paused_there(node: MemoryNode, sa
     assert service.snapshots.get(snapshot.id)  # a checkpoint stays
 
 
+@pytest.mark.parametrize("dies", [True, False])
+async def test_one_that_a_rollback_leaves_paused_is_not_kept_for_good(node: MemoryNode, dies: bool) -> None:
+    lifecycle = Lifecycle("pause", paused_timeout_s=60)
+    sandbox = (await node.service.create(wanted(lifecycle=lifecycle))).sandbox
+    snapshot, _ = await node.service.checkpoint(sandbox.id)
+    service = node.service
+    if dies:
+        node.steps.hold("restore")
+        rollback = asyncio.create_task(service.rollback(sandbox.id, snapshot.id))
+        await node.steps.reached("restore")
+        node.steps._gates.clear()
+        service = await node.restart()
+        rollback.cancel()
+        await asyncio.gather(rollback, return_exceptions=True)
+    else:
+        node.steps.fail("restore", HostFault("no luck"))
+        with pytest.raises(HostFault):
+            await service.rollback(sandbox.id, snapshot.id)
+        await quiet()
+    assert service.get(sandbox.id).state is State.PAUSED
+    assert service.get(sandbox.id).paused_until == node.clock.now() + 60
+    node.clock.jump(60)
+    await quiet()
+    with pytest.raises(NotFound):
+        service.get(sandbox.id)
+
+
 # Forks
 
 

@@ -144,7 +144,7 @@ class Core:
             expected = live.machine is not machine or live.busy  # an operation stops it, and lets it go on
             level = logging.DEBUG if expected else logging.WARNING
             log.log(level, "sandbox %s: machine event %s %s", sandbox_id, event, data)
-            if event == IO_ERROR and data.get("action") == "stop" and not expected:
+            if event == IO_ERROR and data.get("action") == "stop" and live.machine is machine:
                 self._stall(live, machine, str(data.get("reason", "a disk error")))
 
         live.stalled = None
@@ -160,14 +160,18 @@ class Core:
         log.error("sandbox %s is stopped, its disk cannot be written: %s", live.record.id, reason)
         for listener in self.listeners:
             listener(live.record.id, live.record.generation)
+        self._go_on_later(live, machine)
+
+    def _go_on_later(self, live: Live, machine: Machine) -> None:
         self.clock.call_later(RETRY_S, lambda: self.spawn(self._go_on(live, machine), "go on"))
 
     async def _go_on(self, live: Live, machine: Machine) -> None:
         if live.machine is not machine or live.stalled is None or machine.exited:
             return
-        reason, live.stalled = live.stalled, None
-        if live.busy:  # which lets it run, or ends it
+        if live.busy:  # which ends it, or has let it run already, perhaps before it stalled
+            self._go_on_later(live, machine)
             return
+        reason, live.stalled = live.stalled, None
         try:
             await machine.run()  # if it fails to write again, its event says so again
         except AenvError as error:

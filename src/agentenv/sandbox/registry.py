@@ -141,6 +141,8 @@ class Registry:
             return "wakes"
         if state in (State.PAUSING, State.PAUSED):
             return "wakes" if live.record.lifecycle.auto_resume else "paused"
+        if state in REACHABLE and live.stalled is not None:
+            return "stalled"
         return None
 
     def by_signature(

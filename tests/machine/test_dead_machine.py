@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node(node_factory: Callable[..., RunningNode], directory: Path) -> RunningNode:
-    return node_factory("machines-die", program=(str(DOOMED), str(directory)))
+    return node_factory("machines-die", program=("-P", str(DOOMED), str(directory)))
 
 
 @pytest.fixture
@@ -110,7 +110,8 @@ def test_as_it_wakes(
     node: RunningNode, sandbox: Sandbox, directory: Path, operation: str, moment: str
 ) -> None:
     """The sandbox is paused as before, or where it was to go, with the reason; then it wakes."""
-    path, body = "connect", {"timeout": 600}
+    path = "connect"
+    body: dict[str, Any] = {"timeout": 600}
     if operation == "rollback":
         path, body = "rollback", {"snapshotID": sandbox.create_snapshot().snapshot_id}
         sandbox.commands.run("echo other | tee /dev/shm/mark > /home/user/mark")

@@ -202,7 +202,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(node_factory: Callable[..., RunningNode], tmp_path_factory: pytest.TempPathFactory) -> World:
     directory = tmp_path_factory.mktemp("doom")
-    return World(node_factory("killed", program=(str(DOOMED), str(directory))), directory)
+    return World(node_factory("killed", program=("-P", str(DOOMED), str(directory))), directory)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -45,12 +45,11 @@ def node(node_directory: Path) -> Iterator[RunningNode]:
             disk_floor_mib="0",
             disk_overcommit="1000",
         )
-        yield node
-        with node.client() as client:
-            for each in client.get("/v2/sandboxes").json():
-                client.delete(f"/sandboxes/{each['sandboxID']}")
-        require_whole(node)
-        node.close()
+        try:
+            yield node
+            require_whole(node)
+        finally:
+            node.close()
 
 
 @pytest.fixture

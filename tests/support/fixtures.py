@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
-from support.home import linked_home, prepared_home
+from support.home import linked_home, prepared_home, unmount_below
 from support.running import RunningNode
 
 LOGS = Path(__file__).parents[2] / "test-logs"
@@ -24,6 +24,7 @@ def node_directory() -> Iterator[Path]:
     runs.mkdir(exist_ok=True)
     for old in runs.iterdir():  # of runs that were broken off
         if not Path(f"/proc/{old.name}").exists():
+            unmount_below(old)
             shutil.rmtree(old)
     directory = runs / str(os.getpid())
     directory.mkdir()

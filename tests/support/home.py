@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,19 +41,27 @@ def small_home(target: Path, size: int) -> Iterator[Path]:
     """The same on a filesystem of its own, of `size` bytes; only guest files and images lie elsewhere."""
     source, image = prepared_home(), target.with_suffix(".ext4")
     target.mkdir(parents=True)
-    with ExitStack() as undo:
-        undo.callback(image.unlink)
+    try:
         with image.open("wb") as file:
             file.truncate(size)
-        _run("mkfs.ext4", "-q", "-m", "0", "-E", "lazy_itable_init=1", str(image))
+        _run("mkfs.ext4", "-q", "-m", "0", str(image))
         _run("mount", "-o", "loop", str(image), str(target))
-        undo.callback(_run, "umount", str(target))
         for name in ("guest", "images"):
             (target / name).mkdir()
             _run("mount", "--bind", str(source / name), str(target / name))
-            undo.callback(_run, "umount", str(target / name))
         _copy_records(source, target)
         yield target
+    finally:
+        unmount_below(target)
+        image.unlink()
+
+
+def unmount_below(directory: Path) -> None:
+    """Unmount all that is mounted at a directory or below it."""
+    points = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in reversed(points):
+        if point.is_relative_to(directory):
+            _run("umount", str(point))
 
 
 def _run(*command: str) -> None:

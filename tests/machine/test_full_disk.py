@@ -34,6 +34,7 @@ GOES_ON_LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def node(node_directory: Path) -> Iterator[RunningNode]:
+    LOGS.mkdir(exist_ok=True)
     with small_home(node_directory / "full", SIZE_MIB * MIB) as home:
         node = RunningNode(
             home,

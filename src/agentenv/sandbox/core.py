@@ -178,6 +178,21 @@ class Core:
             log.warning("sandbox %s does not go on yet: %s", live.record.id, error)
             self._stall(live, machine, reason)
 
+    def watch_adopted(self, live: Live) -> None:
+        """The same for a machine that ran before it was watched: it may have stalled again meanwhile. To run
+        it once more tells, and changes nothing where it runs."""
+        self.watch(live)
+        if live.machine is not None:
+            self.spawn(self._run_again(live, live.machine), f"run {live.record.id}")
+
+    async def _run_again(self, live: Live, machine: Machine) -> None:
+        if live.busy or live.machine is not machine or machine.exited:
+            return
+        try:
+            await machine.run()
+        except AenvError as error:  # its end is seen by the watch
+            log.warning("sandbox %s: %s", live.record.id, error)
+
     def unwatch(self, live: Live) -> None:
         """A machine's end is none of the watch's business any more."""
         if live.watch is not None:

@@ -15,6 +15,7 @@ from agentenv.sandbox.records import Records, Sandbox
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
 from agentenv.snapshot.store import KIND
+from agentenv.vmm.machine import MachineSpec
 from support.sandbox_parts import MemoryMachine, MemoryNode, quiet, wanted
 
 # As QEMU's event says it.
@@ -102,6 +103,35 @@ async def test_one_that_stalls_as_it_is_paused_is_paused(node: MemoryNode, sandb
     assert node.hypervisor.machines == {}
     await node.service.connect(sandbox.id, 100)
     assert node.service.route(sandbox.id) is not None
+
+
+async def test_one_that_stalls_before_a_second_life_watches_it_goes_on(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let run as it was adopted, and failed at once to write again."""
+    machine, adopt = node.hypervisor.machines[sandbox.id], node.hypervisor.adopt
+    run, events = machine.run, machine.events
+
+    async def stalls_again() -> None:
+        await run()
+        machine.running = False
+        for callback in events:
+            callback("BLOCK_IO_ERROR", NO_SPACE)
+
+    async def adopted(spec: MachineSpec) -> MemoryMachine | None:
+        events.clear()
+        monkeypatch.setattr(machine, "run", stalls_again)
+        return await adopt(spec)
+
+    monkeypatch.setattr(node.hypervisor, "adopt", adopted)
+    service = await node.restart()
+    await quiet()
+    assert service.asleep(sandbox.id) == "stalled"
+    monkeypatch.setattr(machine, "run", run)
+    node.clock.jump(RETRY_S)
+    await quiet()
+    assert machine.running
+    assert service.route(sandbox.id) is not None
 
 
 @pytest.mark.parametrize("operation", ["pause", "checkpoint", "fork"])

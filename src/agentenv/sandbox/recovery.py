@@ -54,11 +54,15 @@ async def recover_all(
 
 
 def _finished(record: Sandbox, snapshots: Snapshots, now: float) -> Sandbox:
-    """A pause whose snapshot is on record has happened, though nobody could say so any more."""
-    if record.state is not State.PAUSING or record.target is None:
+    """A pause whose snapshot is on record has happened, though nobody could say so any more. So has another
+    capture: what its machine holds by now builds upon it."""
+    taken = None if record.target is None else snapshots.recorded(record.target)
+    if taken is None:
         return record
-    taken = snapshots.recorded(record.target)
-    if taken is None or taken.deleted_at is not None:
+    if record.state is not State.PAUSING:
+        newest = record.snapshot if taken.memory is None else taken.id
+        return record.with_state(record.state, snapshot=newest, target=None)
+    if taken.deleted_at is not None:
         return record
     return record.with_state(
         State.PAUSED,

@@ -18,7 +18,7 @@ from agentenv.errors import (
     StoreFull,
 )
 from agentenv.sandbox.forking import Child
-from agentenv.sandbox.records import Lifecycle, Network, Sandbox
+from agentenv.sandbox.records import Lifecycle, Network, Records, Sandbox
 from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import State
 from support.sandbox_parts import MemoryNode, quiet, wanted
@@ -178,6 +178,31 @@ async def test_one_that_the_node_did_not_survive(node: MemoryNode, sandbox: Sand
     await asyncio.gather(taking, return_exceptions=True)
     snapshot, _ = await service.checkpoint(sandbox.id)
     service.snapshots.require_files(snapshot)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_one_on_record_is_what_the_next_one_builds_upon(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    """Though the node died before the sandbox's record said so."""
+    update = Records.update
+
+    def lost(self: Records, record: Sandbox, *, forget_claim: bool = False) -> None:
+        if record.state is not State.RUNNING:
+            update(self, record, forget_claim=forget_claim)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "update", lost)
+        first, _ = await node.service.checkpoint(sandbox.id, memory=memory)
+    service = await node.restart()
+    again = service.get(sandbox.id)
+    assert (again.state, again.target) == (State.RUNNING, None)
+    assert again.snapshot == (first.id if memory else sandbox.snapshot)
+    service.delete_snapshot(first.id)
+    await service.snapshots.collect()
+    second, _ = await service.checkpoint(sandbox.id)
+    assert second.parent == again.snapshot
+    service.snapshots.require_files(second)
 
 
 # Rollback

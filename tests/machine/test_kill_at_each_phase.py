@@ -228,7 +228,7 @@ def spoil_first(node: RunningNode) -> None:
         (node.home / "snapshots" / name / "state").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("way", "phase", "moment", "found"), cases())
+@pytest.mark.parametrize(("way", "phase", "moment", "found"), list(cases()))
 def test_death(world: World, way: Way, phase: str, moment: Moment, found: Found) -> None:
     body, back = arranged(world, way)
     snapshots, pid = world.snapshots(), machine_pid(world.node, world.of)

@@ -126,7 +126,7 @@ def _owners(ledger: list[Recorded], kind: str) -> list[str]:
 
 
 def _same(what: str, these: Iterable[str], which: str, those: Iterable[str]) -> Iterator[str]:
-    one, other = Counter(these), Counter(those)
+    one, other = Counter(list(these)), Counter(list(those))
     if one != other:
         more, less = sorted((one - other).elements()), sorted((other - one).elements())
         yield f"{what} are not {which}: only the former are {more}, only the latter {less}"

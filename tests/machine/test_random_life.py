@@ -43,9 +43,8 @@ def story(node: RunningNode, host_audit: None) -> Iterator[Story]:
     story = Story(node, MOST)
     yield story
     print("\n".join(story.done))
+    end_all(node)
     with node.client() as client:
-        for each in client.get("/v2/sandboxes").json():
-            assert client.delete(f"/sandboxes/{each['sandboxID']}").status_code == 204
         for each in client.get("/snapshots").json():
             assert client.delete(f"/templates/{each['snapshotID']}").status_code == 204
     require_whole(node)
@@ -63,8 +62,15 @@ def test_any_order(story: Story) -> None:
         for subject in list(story.subjects.values()):
             if dice.random() < 0.6 or number == bursts - 1:
                 check(story, subject)
+    end_all(story.node)  # what was captured outlives them
     for name in dice.sample(sorted(story.snapshots), min(3, len(story.snapshots))):
         check_snapshot(story, name)
+
+
+def end_all(node: RunningNode) -> None:
+    with node.client() as client:
+        for each in client.get("/v2/sandboxes").json():
+            assert client.delete(f"/sandboxes/{each['sandboxID']}").status_code == 204
 
 
 def burst(story: Story, dice: random.Random, *, dies: bool) -> None:

@@ -111,10 +111,11 @@ class Core:
         self.hold(live)
 
     def commit_anyway(self, live: Live, record: Sandbox) -> None:
-        """The same where there is no way back: a store that refuses is logged, and the next start makes
-        up for it."""
+        """The same where there is no way back: a store that refuses is logged, and tried again."""
         self.all.commit_anyway(live, record)
         self.hold(live)
+        if self.all.owes:
+            self.collect_soon()
 
     def hold(self, live: Live) -> None:
         """Keep the files of the snapshots that a sandbox stands on and was born from."""
@@ -283,9 +284,11 @@ class Core:
 
     async def _collect(self) -> None:
         try:
+            self.all.write_owed()
             found = await self.snapshots.collect()
-        except AenvError as error:  # nobody waits for it, and the next one comes
+        except AenvError as error:  # nobody waits for it
             log.warning("snapshots that nobody needs are not removed yet: %s", error)
+            self.collect_soon()
             return
         if found.files:
             log.info("removed %d files of snapshots, %d bytes", len(found.files), found.bytes)

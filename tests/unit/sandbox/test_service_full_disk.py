@@ -172,3 +172,34 @@ async def test_a_capture_that_cannot_even_be_begun_leaves_nothing(
     assert node.service.snapshots.check() == ()
     await node.service.pause(sandbox.id)
     assert node.service.get(sandbox.id).state is State.PAUSED
+
+
+@pytest.mark.parametrize("end", ["killed", "failed"])
+async def test_an_end_that_cannot_be_recorded_is_later(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    update, still_full = Records.update, [True]
+
+    def maybe(self: Records, record: Sandbox, *, forget_claim: bool = False) -> None:
+        if still_full:
+            raise StoreFull("no space for the record")
+        update(self, record, forget_claim=forget_claim)
+
+    monkeypatch.setattr(Records, "update", maybe)
+    if end == "killed":
+        await node.service.kill(sandbox.id)
+        name = sandbox.id
+    else:
+        with pytest.raises(StoreFull):
+            await node.service.create(wanted())
+        [name] = {record.id for record in node.records.unended()} - {sandbox.id}
+    for _ in range(2):
+        assert name in {record.id for record in node.records.unended()}
+        node.clock.jump(COLLECT_AFTER_S)
+        await asyncio.gather(*node.service._core.background)
+    still_full.clear()
+    node.clock.jump(COLLECT_AFTER_S)
+    await asyncio.gather(*node.service._core.background)
+    assert name not in {record.id for record in node.records.unended()}
+    found = node.records.find(name)
+    assert found is not None and found.state == end

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
-from support.home import linked_home, prepared_home
+from support.home import linked_home, prepared_home, unmount_below
 from support.running import RunningNode
 
 LOGS = Path(__file__).parents[2] / "test-logs"
@@ -24,6 +24,7 @@ def node_directory() -> Iterator[Path]:
     runs.mkdir(exist_ok=True)
     for old in runs.iterdir():  # of runs that were broken off
         if not Path(f"/proc/{old.name}").exists():
+            unmount_below(old)
             shutil.rmtree(old)
     directory = runs / str(os.getpid())
     directory.mkdir()
@@ -36,11 +37,11 @@ def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
     """Starts nodes by name, each with data of its own, and ends those that still run."""
     started: list[RunningNode] = []
 
-    def factory(name: str, **settings: str) -> RunningNode:
+    def factory(name: str, *, home: Path | None = None, **given: Any) -> RunningNode:
         LOGS.mkdir(exist_ok=True)
         # What is held ready comes and goes under the audit.
-        settings = {"pool_most": "0", "slots_least": "0", "slots_most": "0", **settings}
-        home = linked_home(node_directory / name)
+        settings = {"pool_most": "0", "slots_least": "0", "slots_most": "0", **given}
+        home = home or linked_home(node_directory / name)
         node = RunningNode(home, Path(f"/run/aenv-t-{os.getpid()}-{name}"), LOGS / f"{name}.log", **settings)
         started.append(node)
         return node

@@ -165,6 +165,20 @@ class Settings(BaseSettings):
     slots_least: int = Field(default=2, ge=0, description="Network slots made ahead, at least.")
     slots_most: int = Field(default=16, ge=0, description="Network slots made ahead, at most.")
 
+    fold_layers: int = Field(
+        default=16,
+        ge=2,
+        description="Layers of memory, or of disk above the template's, from which on they are made one.",
+    )
+    fold_delta_mib: int = Field(
+        default=256,
+        ge=1,
+        description="MiB of changed memory in a snapshot from which on it gets a flat file of its own.",
+    )
+    fold_starts: int = Field(
+        default=8, ge=1, description="Sandboxes started from a snapshot from which on it gets one as well."
+    )
+
     network_range: str = Field(
         default="10.192.0.0/12",
         description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",

@@ -31,7 +31,9 @@ from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.service import Sandboxes
+from agentenv.snapshot.chains import Limits
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
 from agentenv.vmm.machine import Hypervisor
@@ -128,6 +130,7 @@ class Node:
             templates,
             lambda: guest.load(settings),
             snapshots=snapshots,
+            upkeep=Upkeep(snapshots, Limits.of(settings)),
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)

@@ -91,6 +91,11 @@ class MemoryMachine:
     def exited(self) -> bool:
         return self._exit.done()
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        image = (self.image.base, *self.image.deltas) if self.image else ()
+        return frozenset((*(layer.path for layer in (*self.spec.layers, *self._sealed)), *image))
+
     def _require(self) -> None:
         if self._exit.done():
             raise HostFault(f"machine {self.spec.id} is gone")

@@ -73,4 +73,5 @@ def snapshot_of(
         parent=record.snapshot,
         sandbox_id=record.id,
         names=tuple(names),
+        folds=contents.folds,
     )

@@ -89,6 +89,7 @@ class Checkpointing:
         core.commit_anyway(live, live.record.with_state(state, snapshot=newest, target=None))
         if not memory:  # its layer is below what the machine writes now
             live.keep("disk", snapshots.keep(made))
+        core.tend(made.id)
         core.finish(phases)
         log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
         return made, phases
@@ -143,5 +144,6 @@ class Checkpointing:
             raise
         finally:
             hold.release()
+        core.tend(made.id)
         phases.finish()
         return made, phases

@@ -109,6 +109,7 @@ class Creating:
             raise
         core.watch(live)
         core.expiry.set(live.record.id, live.record.end_at)
+        core.tend(snapshot.id)
         core.finish(phases)
         log.info("sandbox %s from %s runs after %s", live.record.id, found.origin.name, phases)
         return Answer(live.record, phases)

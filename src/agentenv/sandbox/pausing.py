@@ -119,6 +119,7 @@ class Pausing:
         )
         core.leave(live)
         core.discard(before.snapshot)
+        core.tend(snapshot_id)
         if not core.settings.pause_durable:
             core.spawn(self._make_durable(snapshot_id), f"sync {snapshot_id}")
 

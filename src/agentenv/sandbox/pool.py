@@ -312,9 +312,11 @@ class Pool:
     async def _restore_on_loan(self, snapshot: Snapshot) -> _Ready | None:
         """A machine, unless there is no room for it or the snapshot is gone. On failure, or when cancelled,
         nothing is left of it."""
-        if self._snapshots.find(snapshot.id) is None:
+        found = self._snapshots.find(snapshot.id)
+        if found is None:
             self.forget(snapshot.id)
             return None
+        snapshot = found  # its layers may be others than when it was asked for first
         machine_id = "p" + secrets.token_hex(9)
         if not self._admission.lend(machine_id, need_of(snapshot)):
             return None

@@ -42,6 +42,7 @@ from agentenv.sandbox.resuming import Resuming
 from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
 from agentenv.snapshot.records import Snapshot
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.vmm.machine import Hypervisor
 
 __all__ = ["EXPIRIES_AT_ONCE", "RETRY_S", "STOP_GRACE_S", "Sandboxes"]
@@ -72,6 +73,7 @@ class Sandboxes:
         admission: Admission | None = None,
         agent_at: Callable[[str], AgentClient] = Agent,
         turn_limit_s: float = TURN_LIMIT_S,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
         clock = clock or SystemClock()
@@ -109,6 +111,7 @@ class Sandboxes:
             admission=admission,
             boot_id=ledger.boot_id,
             turn_limit_s=turn_limit_s,
+            upkeep=upkeep,
         )
         self._prepared = Prepared(self._core)
         self._creating = Creating(self._core, templates, self._prepared)
@@ -157,6 +160,8 @@ class Sandboxes:
         drop_orphans(self.snapshots, [each.record for each in adopted])
         core.collect_soon()
         core.prune()
+        if core.upkeep is not None:
+            core.upkeep.start(starts=core.starts_of, changed=core.snapshot_changed)
         self.pool.start()
 
     async def stop(self, *, keep: bool = True) -> None:
@@ -176,6 +181,8 @@ class Sandboxes:
         await self._let_operations_end()
         await self._prepared.stop()
         await self.pool.stop()
+        if core.upkeep is not None:
+            await core.upkeep.stop()
         await _cut_off({live.watch for live in core.all if live.watch is not None} | core.background)
         for live in core.all:
             live.let_go()

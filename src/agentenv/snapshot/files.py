@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agentenv.errors import StoreFault
-from agentenv.vmm.layer import unwritable
+from agentenv.vmm.stored import unwritable
 
 
 def sync(paths: Iterable[Path]) -> None:

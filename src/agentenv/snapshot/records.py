@@ -67,6 +67,18 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """The file `path` has the same content as the layers `replaces` together, bottom up, by their paths.
+
+    A machine that was started from those goes on with them, and what it captures names them: by this they
+    are known, and the chain on record has the one file in their place.
+    """
+
+    path: str
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Descent:
     """The template a snapshot descends from, as it was then."""
 
@@ -100,6 +112,7 @@ class Snapshot:
     `parent` is the snapshot that its machine was started from. Without `memory` and `state` it is of
     the disk alone, and starting from it means booting. `fingerprint` holds, by what they are of, the
     values that a restore of the memory must match. `durable` tells that it was synced to the disk.
+    `folds`, in the order in which they were made, are those that machines on its line may not know of.
     """
 
     id: str
@@ -118,6 +131,7 @@ class Snapshot:
     durable: bool = False
     expires_at: float | None = None
     deleted_at: float | None = None
+    folds: tuple[Fold, ...] = ()
 
     def files(self) -> Iterator[StoredFile]:
         """All that a restore needs, its ancestors' layers included."""

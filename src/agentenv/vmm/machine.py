@@ -122,6 +122,11 @@ class Machine(Protocol):
     @property
     def exited(self) -> bool: ...
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        """The files outside of its own directory that it needs until it ends: what it runs from, and what
+        its captures build upon."""
+
     async def run(self) -> None:
         """Let the vcpus run: after a restore, after `stop`, and after the hypervisor stopped them by
         itself and the cause is gone. No effect on a machine that runs.

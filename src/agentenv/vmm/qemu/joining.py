@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agentenv.errors import StoreCorrupt
-from agentenv.vmm.layer import new_files, unreadable
 from agentenv.vmm.memory import copy_range
 from agentenv.vmm.qemu.overlay import CLUSTER, CLUSTER_BITS, HEADER, MAGIC, PER_TABLE, header
+from agentenv.vmm.stored import new_files, unreadable
 
 Entries = npt.NDArray[np.uint64]
 
@@ -101,9 +101,8 @@ class _Source:
             raise unreadable(path, error) from error
         if len(start) < HEADER.size or start[:4] != MAGIC:
             raise StoreCorrupt(f"the disk layer {path} is not a qcow2 file")
-        (_, version, backing, _, bits, self.size, crypt, tables, first_level, _, _, snapshots, _, features, *_) = (
-            HEADER.unpack(start)
-        )  # fmt: skip
+        _, version, backing, _, bits, self.size, crypt, tables, first_level, *rest = HEADER.unpack(start)
+        snapshots, features = rest[2], rest[4]
         if version != 3 or bits != CLUSTER_BITS or backing or crypt or snapshots or features:
             raise StoreCorrupt(f"the disk layer {path} has a form that no machine of this node writes")
         self._first = self._table(first_level, tables) & _OFFSET

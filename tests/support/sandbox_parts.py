@@ -93,7 +93,7 @@ class MemoryMachine:
 
     @property
     def stands_on(self) -> frozenset[Path]:
-        image = (self.image.base, *self.image.deltas) if self.image else ()
+        image = self.image.files() if self.image else ()
         return frozenset((*(layer.path for layer in (*self.spec.layers, *self._sealed)), *image))
 
     def _require(self) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.records import Descent, DiskLayer, Memory, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.layer import encode_map, map_of
+from agentenv.vmm.layer import encode_map
 from agentenv.vmm.memory import Image
 from agentenv.vmm.qemu import overlay
+from agentenv.vmm.stored import map_of
 from agentenv.vmm.transfer import PAGE
 
 PAGES = 16

@@ -34,8 +34,8 @@ def fold_memory(base: str, deltas: list[str], size: int, into: str, flat: bool) 
         StoreCorrupt: a layer cannot be used. StoreFull, StoreFault: it cannot be written; it is not there.
     """
     from agentenv.snapshot import files
-    from agentenv.vmm.layer import map_of
     from agentenv.vmm.memory import Image, fold, merge
+    from agentenv.vmm.stored import map_of
 
     path = Path(into)
     with Image(Path(base), [Path(each) for each in deltas], size=size) as image:

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentenv.errors import StoreCorrupt
-from agentenv.vmm.stored import unreadable
+from agentenv.vmm.stored import map_of, unreadable
 from agentenv.vmm.transfer import PAGE, Pages
 
 VERSION = 1
@@ -38,11 +38,6 @@ _MAGIC = b"AENVMAP\0"
 _HEADER = struct.Struct("<8sHHIQQQ")
 _DIGEST = 32
 _RUN = 8
-
-
-def map_of(memory: Path) -> Path:
-    """The file that says which pages a delta holds."""
-    return memory.with_name(memory.name + ".map")
 
 
 def encode_map(pages: Pages, total: int) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentenv.errors import Conflict
+from agentenv.vmm.stored import map_of
 
 
 class Incompatible(Conflict):
@@ -75,6 +76,10 @@ class MemoryImage:
 
     base: Path
     deltas: tuple[Path, ...] = ()
+
+    def files(self) -> tuple[Path, ...]:
+        """All its files, the maps of the deltas among them."""
+        return (self.base, *(file for delta in self.deltas for file in (delta, map_of(delta))))
 
 
 @dataclass(frozen=True)

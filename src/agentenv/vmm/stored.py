@@ -12,6 +12,11 @@ from pathlib import Path
 from agentenv.errors import StoreCorrupt, StoreFault, StoreFull
 
 
+def map_of(memory: Path) -> Path:
+    """The file that says which pages a delta holds."""
+    return memory.with_name(memory.name + ".map")
+
+
 def digest_of(*files: Path) -> str:
     """`sha256:HEX` of the files' content, one after the other. A delta's is that of `memory`, then
     `memory.map`. Blocking: about a second per GiB, with the interpreter lock released.

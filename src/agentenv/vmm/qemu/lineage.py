@@ -52,7 +52,7 @@ class Lineage:
     @property
     def stands_on(self) -> frozenset[Path]:
         """All files that it consists of and that are not in its own directory."""
-        image = (self.image.base, *self.image.deltas) if self.image else ()
+        image = self.image.files() if self.image else ()
         files = (*(layer.path for layer in self.layers), *self.sealed, *image)
         return frozenset(path for path in files if not path.is_relative_to(self.directory))
 

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from agentenv.errors import StoreCorrupt
+from agentenv.records.document import Documents
 
 ROOT = "snapshots"
 
@@ -169,21 +167,6 @@ def mismatches(recorded: Mapping[str, str], present: Mapping[str, str]) -> tuple
     )
 
 
-_CODEC = TypeAdapter(Snapshot)
-
-
-def encode(record: Snapshot) -> str:
-    """The record as a JSON document."""
-    return _CODEC.dump_json(record).decode()
-
-
-def decode(document: str) -> Snapshot:
-    """The record of a JSON document.
-
-    Raises:
-        StoreCorrupt: it is not one.
-    """
-    try:
-        return _CODEC.validate_json(document)
-    except ValidationError as error:
-        raise StoreCorrupt(f"a snapshot's record cannot be read: {error}") from None
+_DOCUMENTS = Documents(Snapshot, "a snapshot's record")
+encode = _DOCUMENTS.encode
+decode = _DOCUMENTS.decode

@@ -145,21 +145,6 @@ def audit_scope(settings: Settings) -> audit.Scope:
     return audit.Scope.of(settings)
 
 
-@pytest.fixture
-def qemu_and_ledger(settings: Settings, host_audit: None) -> tuple[Qemu, Ledger]:
-    return small_qemu(settings)
-
-
-@pytest.fixture
-def qemu(qemu_and_ledger: tuple[Qemu, Ledger]) -> Qemu:
-    return qemu_and_ledger[0]
-
-
-@pytest.fixture
-def ledger(qemu_and_ledger: tuple[Qemu, Ledger]) -> Ledger:
-    return qemu_and_ledger[1]
-
-
 @contextlib.asynccontextmanager
 async def running(qemu: Qemu, spec: MachineSpec, saved: SavedState) -> AsyncIterator[QemuMachine]:
     """A restored machine that runs, and is ended with the block."""

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
+from agentenv.config import Settings
+from agentenv.records.ledger import Ledger
+from agentenv.vmm.qemu.hypervisor import Qemu
+from support import small_guest
 from support.home import linked_home, prepared_home
 from support.running import RunningNode
 
@@ -90,3 +94,19 @@ def sandbox_factory(e2b_environment: None) -> Iterator[Callable[..., Sandbox]]:
     yield factory
     for sandbox in made:
         sandbox.kill()
+
+
+@pytest.fixture
+def qemu_and_ledger(settings: Settings, host_audit: None) -> tuple[Qemu, Ledger]:
+    """A hypervisor without a node, on the data directory of the `settings` that a module has."""
+    return small_guest.small_qemu(settings)
+
+
+@pytest.fixture
+def qemu(qemu_and_ledger: tuple[Qemu, Ledger]) -> Qemu:
+    return qemu_and_ledger[0]
+
+
+@pytest.fixture
+def ledger(qemu_and_ledger: tuple[Qemu, Ledger]) -> Ledger:
+    return qemu_and_ledger[1]

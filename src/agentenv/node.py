@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class Node:
             hypervisor,
             slots,
             templates,
-            lambda: guest.load(settings),
+            partial(guest.load, settings),
             snapshots=snapshots,
             upkeep=Upkeep(snapshots, Limits.of(settings)),
         )

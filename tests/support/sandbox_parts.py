@@ -377,7 +377,7 @@ class MemoryNode:
             self.hypervisor,
             self.slots,
             self.templates,
-            lambda: GUEST,
+            lambda recorded=None: GUEST,
             clock=self.clock,
             agent_at=lambda address: MemoryAgent(self.steps, self.identities),
             turn_limit_s=self.turn_limit_s,

@@ -335,9 +335,8 @@ class Pool:
         slot = await self._slots.acquire_new(machine_id)
         machine = agent = None
         try:
-            spec = spec_of(
-                machine_id, snapshot.resources, slot, self._snapshots.layers(snapshot), self._guest_files()
-            )
+            guest = self._guest_files(None if snapshot.kind == "template" else snapshot.fingerprint)
+            spec = spec_of(machine_id, snapshot.resources, slot, self._snapshots.layers(snapshot), guest)
             machine = await self._hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint or None)
             agent = self._agent_at(slot.address)
             warm = snapshot.kind == "template"

@@ -127,7 +127,7 @@ class Stand:
             self.ahead,
             self.admission,
             self.snapshots,
-            lambda: GUEST,
+            lambda recorded=None: GUEST,
             self._agent,
             bounds=BOUNDS,
             clock=self.clock,

@@ -19,6 +19,7 @@ from agentenv.snapshot.draft import Draft
 log = logging.getLogger(__name__)
 
 AGENT_LIMIT_S = 5.0
+RETRY_MOST_S = 300.0
 
 
 class GuestUnresponsive(GuestFault):
@@ -35,17 +36,21 @@ class Pausing:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
-        """See Sandboxes.pause."""
+    async def pause(
+        self, sandbox_id: str, *, memory: bool = True, healthy: bool = False, expired: bool = False
+    ) -> Phases:
+        """See Sandboxes.pause. With `expired` it is paused whether its agent answers or not."""
         core = self._core
         core.refuse_when_stopping()
         live, verdict = await core.turn(sandbox_id, Operation.PAUSE)
         if isinstance(verdict, Join) and live.operation is not None:
             joined: asyncio.Task[Phases] = live.operation
             return await outcome(joined)
-        return await outcome(self.enter(live, memory=memory, healthy=healthy))
+        return await outcome(self.enter(live, memory=memory, healthy=healthy, expired=expired))
 
-    def enter(self, live: Live, *, memory: bool, healthy: bool = False) -> asyncio.Task[Phases]:
+    def enter(
+        self, live: Live, *, memory: bool, healthy: bool = False, expired: bool = False
+    ) -> asyncio.Task[Phases]:
         """Begin the pause of a sandbox whose turn it is.
 
         Raises:
@@ -54,14 +59,14 @@ class Pausing:
         core = self._core
         draft = core.snapshots.begin(live.record.id)
         core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
-        return live.begin(self._pause(live, draft, memory, healthy), "pause")
+        return live.begin(self._pause(live, draft, memory, healthy, expired), "pause")
 
-    async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool) -> Phases:
+    async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool, expired: bool) -> Phases:
         core = self._core
         phases = Phases("pause", live.record.id)
         core.expiry.drop(live.record.id)
         try:
-            answered = await self._ask_agent(live, memory, healthy, phases)
+            answered = await self._ask_agent(live, memory, healthy, expired, phases)
             contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
             now = core.clock.now()
             record = snapshot_of(
@@ -78,9 +83,11 @@ class Pausing:
         log.info("sandbox %s is paused after %s", live.record.id, phases)
         return phases
 
-    async def _ask_agent(self, live: Live, memory: bool, healthy: bool, phases: Phases) -> bool:
+    async def _ask_agent(
+        self, live: Live, memory: bool, healthy: bool, expired: bool, phases: Phases
+    ) -> bool:
         """Have the guest write out its disk where only that is kept; returns whether the agent answered."""
-        if memory and not healthy:
+        if memory and not healthy and not expired:
             return True
         assert live.slot is not None
         agent = self._core.launcher.agent_at(live.slot.address)
@@ -89,6 +96,11 @@ class Pausing:
                 async with asyncio.timeout(AGENT_LIMIT_S if memory else self._core.settings.resume_timeout_s):
                     await (agent.health() if memory else agent.sync())
         except (GuestFault, OSError, TimeoutError) as error:
+            if expired:  # its time is up all the same
+                log.warning(
+                    "sandbox %s is paused although its agent does not answer: %s", live.record.id, error
+                )
+                return False
             raise GuestUnresponsive(
                 f'the agent of sandbox "{live.record.id}" does not answer, the sandbox runs on: {error}'
             ) from error
@@ -103,6 +115,7 @@ class Pausing:
         until = None if kept_s is None else now + kept_s
         state = settle(Outcome.DONE, before.state)
         core.unwatch(live)
+        live.failed_pauses = 0
         # The snapshot is on record: whether this is written or not, the next start finds it paused.
         core.commit_anyway(
             live,
@@ -161,7 +174,9 @@ class Pausing:
         core.commit_anyway(
             live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
         )
-        core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + RETRY_S))
+        pause_s = min(RETRY_S * 2**live.failed_pauses, RETRY_MOST_S)
+        live.failed_pauses += 1
+        core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + pause_s))
         log.warning("sandbox %s could not be paused and runs on: %s", live.record.id, cause(error))
 
 

@@ -317,7 +317,7 @@ class Sandboxes:
         elif live.busy:  # a checkpoint or fork goes on first
             core.set_end(live, core.clock.now())
         elif live.record.lifecycle.on_timeout == "pause":
-            self._pausing.enter(live, memory=live.record.lifecycle.pause_memory)
+            self._pausing.enter(live, memory=live.record.lifecycle.pause_memory, expired=True)
         else:
             self._ending.enter(live, "its time-to-live was set to 0", None)
 
@@ -415,7 +415,8 @@ class Sandboxes:
     async def _pause_expired(self, sandbox_id: str, record: Sandbox) -> None:
         async with self._expiries:
             try:
-                await asyncio.shield(self.pause(sandbox_id, memory=record.lifecycle.pause_memory))
+                memory = record.lifecycle.pause_memory
+                await asyncio.shield(self._pausing.pause(sandbox_id, memory=memory, expired=True))
             except AenvError as error:  # nobody waits for it; if it runs on, it is tried again
                 log.warning("sandbox %s is not paused at its end: %s", sandbox_id, error)
 

@@ -279,11 +279,14 @@ class MemoryAgent:
     async def rehearse(self, *, user: str, token: str) -> None:
         await self._steps.at("rehearse")
 
-    async def sync(self) -> None:
-        await self._steps.at("sync")
+    async def freeze(self) -> None:
+        await self._steps.at("freeze")
+
+    async def thaw(self) -> None:
+        await self._steps.at("thaw")
 
     async def close(self) -> None:
-        pass
+        await self._steps.at("close")
 
 
 @dataclass(frozen=True)

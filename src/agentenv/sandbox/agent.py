@@ -156,14 +156,27 @@ class Agent:
         document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         await self._call("POST", "/init", json.dumps(document).encode())
 
-    async def sync(self) -> None:
-        """Have the guest write its filesystems to its disk.
+    async def freeze(self) -> None:
+        """Have the guest write its filesystems to its disk, and its root filesystem be at rest from then on,
+        until this connection is closed or some seconds have passed in the guest.
 
         Raises:
             GuestFault: the agent does not answer, or could not.
         """
+        await self._order("/fsfreeze")
+
+    async def thaw(self) -> None:
+        """End that, and return when the guest writes again.
+
+        Raises:
+            GuestFault: the agent does not answer. It has its way to thaw without being asked.
+        """
+        await self.close()
+        await self._order("/fsthaw")
+
+    async def _order(self, path: str) -> None:
         try:
-            await self._call("POST", "/fsfreeze", b"{}")
+            await self._call("POST", path, b"{}")
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentenv.errors import AenvError, GuestFault, HostFault, NotFound
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.capture import capture, snapshot_of
 from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.freezing import at_rest
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
@@ -66,8 +68,9 @@ class Pausing:
         phases = Phases("pause", live.record.id)
         core.expiry.drop(live.record.id)
         try:
-            answered = await self._ask_agent(live, memory, healthy, expired, phases)
-            contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
+            async with AsyncExitStack() as rest:
+                answered = await self._ask_agent(live, memory, healthy, expired, phases, rest)
+                contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
             now = core.clock.now()
             record = snapshot_of(
                 live.record, draft, contents, core.snapshots, kind="pause", now=now, memory=memory
@@ -84,17 +87,17 @@ class Pausing:
         return phases
 
     async def _ask_agent(
-        self, live: Live, memory: bool, healthy: bool, expired: bool, phases: Phases
+        self, live: Live, memory: bool, healthy: bool, expired: bool, phases: Phases, rest: AsyncExitStack
     ) -> bool:
-        """Have the guest write out its disk where only that is kept; returns whether the agent answered."""
+        """Have the guest's disk at rest, until `rest` ends, where only that is kept; returns whether the
+        agent answered."""
         if memory and not healthy and not expired:
             return True
-        assert live.slot is not None
-        agent = self._core.launcher.agent_at(live.slot.address)
         try:
-            with phases("agent"):
-                async with asyncio.timeout(AGENT_LIMIT_S if memory else self._core.settings.resume_timeout_s):
-                    await (agent.health() if memory else agent.sync())
+            if memory:
+                await self._require_answer(live, phases)
+            else:
+                await rest.enter_async_context(at_rest(self._core, live, phases))
         except (GuestFault, OSError, TimeoutError) as error:
             if expired:  # its time is up all the same
                 log.warning(
@@ -104,9 +107,17 @@ class Pausing:
             raise GuestUnresponsive(
                 f'the agent of sandbox "{live.record.id}" does not answer, the sandbox runs on: {error}'
             ) from error
+        return True
+
+    async def _require_answer(self, live: Live, phases: Phases) -> None:
+        assert live.slot is not None
+        agent = self._core.launcher.agent_at(live.slot.address)
+        try:
+            async with asyncio.timeout(AGENT_LIMIT_S):
+                with phases("agent"):
+                    await agent.health()
         finally:
             await agent.close()
-        return True
 
     def _commit_paused(self, live: Live, snapshot_id: str, memory: bool, answered: bool) -> None:
         core, before = self._core, live.record

@@ -100,8 +100,11 @@ class Rehearsing:
         assert (user, token) == ("user", self._told[-1].access_token)
         await self._steps.at("rehearse")
 
-    async def sync(self) -> None:
-        pass
+    async def freeze(self) -> None:
+        raise AssertionError("nobody captures what waits on a shelf")
+
+    async def thaw(self) -> None:
+        raise AssertionError("nor was it frozen")
 
     async def close(self) -> None:
         self.closed = True

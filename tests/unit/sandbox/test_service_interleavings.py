@@ -18,7 +18,7 @@ from agentenv.sandbox.transitions import ENDS, State
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
 STEPS = [
-    "acquire", "boot", "ready", "restore", "run", "agent", "init", "stop", "capture", "sync", "end",
+    "acquire", "boot", "ready", "restore", "run", "agent", "init", "stop", "capture", "freeze", "end",
     "release",
 ]  # fmt: skip
 

@@ -299,7 +299,7 @@ async def test_a_pause_of_the_disk_alone_boots_again(node: MemoryNode, sandbox: 
     await quiet()
     record = node.service.get(sandbox.id)
     assert record.pause_mode == "filesystem"
-    assert "sync" in node.steps.passed
+    assert "freeze" in node.steps.passed
     kept = node.service.snapshots.get(str(record.snapshot))
     assert (kept.memory, kept.state) == (None, None)
     assert len(kept.disk) == 3
@@ -311,7 +311,7 @@ async def test_a_pause_of_the_disk_alone_boots_again(node: MemoryNode, sandbox: 
     assert (await node.service.connect(sandbox.id, 100)).resumed
 
 
-@pytest.mark.parametrize(("given", "step"), [({"memory": False}, "sync"), ({"healthy": True}, "health")])
+@pytest.mark.parametrize(("given", "step"), [({"memory": False}, "freeze"), ({"healthy": True}, "health")])
 async def test_an_agent_that_does_not_answer(
     node: MemoryNode, sandbox: Sandbox, given: dict[str, bool], step: str
 ) -> None:
@@ -354,7 +354,7 @@ async def test_a_timeout_of_nothing_pauses_it(node: MemoryNode) -> None:
     assert node.service.get(sandbox.id).state is State.PAUSED
 
 
-@pytest.mark.parametrize(("memory", "step"), [(True, "health"), (False, "sync")])
+@pytest.mark.parametrize(("memory", "step"), [(True, "health"), (False, "freeze")])
 async def test_it_is_paused_at_its_end_though_its_agent_hangs(
     node: MemoryNode, memory: bool, step: str
 ) -> None:

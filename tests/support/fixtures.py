@@ -43,7 +43,8 @@ def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
     def factory(name: str, **settings: str) -> RunningNode:
         LOGS.mkdir(exist_ok=True)
         # What is held ready comes and goes under the audit.
-        settings = {"pool_most": "0", "slots_least": "0", "slots_most": "0", **settings}
+        quiet = {"pool_most": "0", "slots_least": "0", "slots_most": "0", "pressure": "off"}
+        settings = {**quiet, **settings}
         home = linked_home(node_directory / name)
         node = RunningNode(home, Path(f"/run/aenv-t-{os.getpid()}-{name}"), LOGS / f"{name}.log", **settings)
         started.append(node)

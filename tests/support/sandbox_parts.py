@@ -354,7 +354,7 @@ class MemoryNode:
     """A service over parts in memory and a real database; `restart` is a node's second life."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0}
+        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0, "pressure": "off"}
         self.settings = Settings(home=home, **{**nothing_ahead, **settings})
         self.steps = Steps()
         self.clock = JumpingClock()

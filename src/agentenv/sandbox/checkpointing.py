@@ -84,7 +84,7 @@ class Checkpointing:
             with phases("publish"):
                 made = await snapshots.publish(draft, record, durable=durable)
         except BaseException as error:
-            await self._undo(live, draft, error, stopped)
+            await self.undo(live, draft, error, stopped)
             raise
         state = settle(Outcome.DONE, live.record.state)
         before = live.record.snapshot
@@ -97,7 +97,7 @@ class Checkpointing:
         log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
         return made, phases
 
-    async def _undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
+    async def undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
         """Let the sandbox run on, really; where that cannot be, it has failed."""
         core = self._core
         try:

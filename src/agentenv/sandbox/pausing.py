@@ -165,6 +165,7 @@ class Pausing:
             core.retry_later(sandbox_id)
             return
         core.count(live.record)
+        core.hold(live, changed=live.record.snapshot)  # and not what the machine stood on besides
         set_paused_end(core, live)
 
     def tidy(self, live: Live) -> None:

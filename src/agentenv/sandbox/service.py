@@ -34,9 +34,12 @@ from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.pool import Pool, bounds_of, makers_of
 from agentenv.sandbox.prepare import Prepared
+from agentenv.sandbox.pressure import Policy
 from agentenv.sandbox.records import Records, Sandbox
 from agentenv.sandbox.recovery import drop_orphans, recover_all
+from agentenv.sandbox.refreshing import Refreshing
 from agentenv.sandbox.registry import Registry
+from agentenv.sandbox.relief import Relief
 from agentenv.sandbox.requests import Answer, Key, NewSandbox
 from agentenv.sandbox.resuming import Resuming
 from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
@@ -120,6 +123,8 @@ class Sandboxes:
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
+        self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
 
     @property
@@ -163,6 +168,7 @@ class Sandboxes:
         if core.upkeep is not None:
             core.upkeep.start(starts=core.starts_of, changed=core.snapshot_changed)
         self.pool.start()
+        self._relief.start()
 
     async def stop(self, *, keep: bool = True) -> None:
         """Begin nothing new, let operations under way end, and let go of the machines.
@@ -174,6 +180,7 @@ class Sandboxes:
         core.stopping = True
         core.expiry.stop()
         core.stop_collecting()
+        await self._relief.stop()
         if not keep:
             running = [live.record.id for live in core.all if live.record.state is not State.PAUSED]
             kills = [self.kill(each, why="the node stopped") for each in running]
@@ -343,6 +350,16 @@ class Sandboxes:
             StoreFull, StoreFault, HostFault: as `pause`.
         """
         return await self._checkpointing.checkpoint(sandbox_id, name, memory=memory)
+
+    async def refresh_memory(self, sandbox_id: str) -> Phases:
+        """Have a running sandbox give back the memory that it changed: it starts anew, in place, from a
+        file that the host can share and drop. Its processes and connections go on.
+
+        Raises:
+            Conflict: it is paused. NotFound: there is none. StoreFull, StoreFault, HostFault: as `pause`,
+                or it could not be started again, and is paused there.
+        """
+        return await self._refreshing.refresh(sandbox_id)
 
     async def rollback(self, sandbox_id: str, snapshot_id: str | None = None) -> Answer:
         """Put a sandbox back to one of its checkpoints, or to its start: same id, address and token.

@@ -41,6 +41,7 @@ class Upkeep:
         self._limits = limits
         self._due: dict[str, None] = {}  # ids, in the order that they were asked for
         self._task: asyncio.Task[None] | None = None
+        self._one = asyncio.Lock()
         self._open = False
         self.starts: Callable[[str], int] = lambda _: 0
         self.changed: Callable[[str], None] = lambda _: None
@@ -103,19 +104,32 @@ class Upkeep:
             StoreCorrupt: a layer cannot be used. StoreFull, StoreFault, HostFault: it cannot be done;
                 all is as it was.
         """
-        record = self._needed(snapshot_id)
-        if record is None:
-            return None
+        async with self._one:
+            record = self._needed(snapshot_id)
+            return None if record is None else await self._fold(record)
+
+    async def _fold(self, record: Snapshot) -> Snapshot:
         record = self._as_parent(record)
         sizes = [layer.bytes for layer in record.disk[self._ground(record) :]]
         first = disk_fold(sizes, self._limits)
         if first is not None:
             record = await self._fold_disk(record, self._ground(record) + first)
         if record.memory is not None:
-            form = memory_fold(record.memory, self.starts(snapshot_id), self._limits)
+            form = memory_fold(record.memory, self.starts(record.id), self._limits)
             if form is not None:
                 record = await self._fold_memory(record, record.memory, flat=form == "flat")
         return record
+
+    async def flatten(self, snapshot_id: str) -> None:
+        """Give a snapshot a flat memory file now, whatever the limits say; nothing, when it has one.
+
+        Raises:
+            StoreCorrupt, StoreFull, StoreFault, HostFault: as `fold`.
+        """
+        async with self._one:
+            record = self._needed(snapshot_id)
+            if record is not None and record.memory is not None and record.memory.deltas:
+                await self._fold_memory(record, record.memory, flat=True)
 
     def _needed(self, snapshot_id: str) -> Snapshot | None:
         record = self._snapshots.recorded(snapshot_id)

@@ -15,16 +15,22 @@ MIB = 1 << 20
 @dataclass(frozen=True)
 class Limits:
     """Above which a chain is folded: layers of memory or of disk, bytes of memory that each start has to
-    write in, and sandboxes that do so."""
+    write in, and sandboxes that do so. `spare_bytes` of the disk stay free in any case."""
 
     layers: int = 16
     delta_bytes: int = 256 * MIB
     starts: int = 8
+    spare_bytes: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
         """The limits that the settings give."""
-        return cls(settings.fold_layers, settings.fold_delta_mib * MIB, settings.fold_starts)
+        return cls(
+            settings.fold_layers,
+            settings.fold_delta_mib * MIB,
+            settings.fold_starts,
+            settings.disk_floor_mib * MIB,
+        )
 
 
 def memory_fold(memory: Memory, starts: int, limits: Limits) -> Literal["flat", "delta"] | None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
-from agentenv.errors import AenvError
-from agentenv.snapshot.chains import Limits, disk_fold, folded, memory_fold
+from agentenv.errors import AenvError, StoreFull
+from agentenv.snapshot.chains import MIB, Limits, disk_fold, folded, memory_fold
 from agentenv.snapshot.folding import quietly
 from agentenv.snapshot.records import ROOT, DiskLayer, Fold, Memory, MemoryDelta, Snapshot, StoredFile
 from agentenv.snapshot.store import Snapshots
+from agentenv.vmm.stored import unreadable
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +118,9 @@ class Upkeep:
         if first is not None:
             record = await self._fold_disk(record, self._ground(record) + first)
         if record.memory is not None:
-            form = memory_fold(record.memory, self.starts(record.id), self._limits)
+            # Nobody starts from a fork point, or from a deleted one, any more.
+            lasting = record.deleted_at is None and record.kind != "fork"
+            form = memory_fold(record.memory, self.starts(record.id) if lasting else 0, self._limits)
             if form is not None:
                 record = await self._fold_memory(record, record.memory, flat=form == "flat")
         return record
@@ -170,6 +175,7 @@ class Upkeep:
         target = _new_name(record, "disk")
         hold = self._snapshots.keep(record, target)
         try:
+            self._require_space(run)
             layers = [str(self._snapshots.path(layer)) for layer in run]
             size = await self._written(target, "fold_disk", layers=layers)
             made = DiskLayer(target, size)
@@ -184,6 +190,7 @@ class Upkeep:
         hold = self._snapshots.keep(record, target, f"{target}.map")
         base, deltas = memory.base, memory.deltas
         try:
+            self._require_space(_chain(memory) if flat else deltas)
             size = await self._written(
                 target,
                 "fold_memory",
@@ -198,6 +205,16 @@ class Upkeep:
             return self._put(record.id, memory=made, folds=(*record.folds, fold))
         finally:
             hold.release()
+
+    def _require_space(self, files: Sequence[StoredFile]) -> None:
+        """Raise StoreFull where one more copy of files would take what is to stay free."""
+        needed = sum(_allocated(self._snapshots.path(file)) for file in files)
+        free = shutil.disk_usage(self._snapshots.home).free
+        if free - needed < self._limits.spare_bytes:
+            raise StoreFull(
+                f"{free // MIB} MiB are free, of which {self._limits.spare_bytes // MIB} stay so,"
+                f" and one file in the place of {len(files)} takes up to {needed // MIB}"
+            )
 
     async def _written(self, target: str, what: str, **work: object) -> int:
         path = self._snapshots.home / target
@@ -240,6 +257,13 @@ class Upkeep:
             return None if now is None else self._snapshots.update(_with_digests(now, digests))
         finally:
             hold.release()
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _new_name(record: Snapshot, kind: str) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.config import Settings
-from agentenv.errors import HostFault, StoreCorrupt
+from agentenv.errors import HostFault, StoreCorrupt, StoreFull
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.snapshot import folding
@@ -150,8 +150,8 @@ def test_what_has_taken_the_place_of_others_is_found_in_turn() -> None:
 
 
 def test_the_limits_are_settings(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, fold_layers=3, fold_delta_mib=2, fold_starts=1)
-    assert Limits.of(settings) == Limits(3, 2 << 20, 1)
+    settings = Settings(home=tmp_path, fold_layers=3, fold_delta_mib=2, fold_starts=1, disk_floor_mib=5)
+    assert Limits.of(settings) == Limits(3, 2 << 20, 1, 5 << 20)
 
 
 # Folding
@@ -180,6 +180,9 @@ async def test_one_started_from_often_gets_a_flat_memory(store: Snapshots, upkee
     _, child, grand = await chain(store, 2)
     before = content(store, grand)
     upkeep.starts = {grand.id: 3}.get  # type: ignore[assignment]
+    fork = store.update(replace(grand, kind="fork"))
+    assert await upkeep.fold(grand.id) == fork  # from which nobody starts any more
+    store.update(grand)
     made = await upkeep.fold(grand.id)
     assert made is not None and made.memory is not None
     assert made.memory.deltas == ()
@@ -290,11 +293,27 @@ async def test_a_damaged_layer_changes_nothing(store: Snapshots, upkeep: Upkeep,
     os.truncate(home / "snapshots" / made[3].id / "disk", 100)
     with pytest.raises(StoreCorrupt):
         await upkeep.fold(made[5].id)
+    (home / "snapshots" / made[2].id / "disk").unlink()
+    with pytest.raises(StoreCorrupt, match="missing"):
+        await upkeep.fold(made[5].id)
+    before.remove(f"snapshots/{made[2].id}/disk")
     # Its disk was made one before its memory was found damaged.
     assert store.get(made[6].id).memory == made[6].memory
     assert store.get(made[5].id) == made[5]
     new = names_below(home) - before
     assert new == {store.get(made[6].id).disk[-1].path}
+
+
+async def test_the_disk_is_not_filled_by_it(store: Snapshots, home: Path) -> None:
+    made = await chain(store, 6)
+    before = names_below(home)
+    upkeep = Upkeep(store, replace(LIMITS, spare_bytes=1 << 60))
+    with pytest.raises(StoreFull, match="stay so"):
+        await upkeep.fold(made[6].id)
+    with pytest.raises(StoreFull):
+        await upkeep.flatten(made[6].id)
+    assert names_below(home) == before
+    assert store.get(made[6].id) == made[6]
 
 
 async def test_one_that_is_stopped_leaves_nothing(

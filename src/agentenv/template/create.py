@@ -20,9 +20,9 @@ from agentenv.image.bootstrap import System
 from agentenv.image.build import BuiltImage, build_rootfs
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
+from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 from agentenv.template import base, workspace
 from agentenv.template.store import Template, Templates, check_name, new_id
 
@@ -211,7 +211,10 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")
     }
     for entry in ledger.entries(kind=KIND):
-        alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
+        alive = (
+            entry.boot_id == ledger.boot_id
+            and start_time(entry.detail["pid"], zombie=False) == entry.detail["started"]
+        )
         if alive:
             continue
         _remove_workspaces(entry)

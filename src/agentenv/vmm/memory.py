@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agentenv.errors import HostFault, StoreCorrupt
-from agentenv.vmm.layer import Delta, Source, encode_map, map_of, new_files, unreadable
+from agentenv.vmm.layer import Delta, Source, encode_map
 from agentenv.vmm.pagemap import Mapping, mapping_of, private_pages
+from agentenv.vmm.stored import map_of, new_files, unreadable
 from agentenv.vmm.transfer import PAGE, Addresses, Pages, gather, runs, scatter
 
 BATCH = 256  # pages moved at once: 1 MiB, which stays in the processor's cache

@@ -111,7 +111,7 @@ async def test_of_a_paused_one_nothing_is_written(node: MemoryNode, sandbox: San
 async def test_of_the_disk_alone(node: MemoryNode, sandbox: Sandbox) -> None:
     snapshot, _ = await node.service.checkpoint(sandbox.id, memory=False)
     assert (snapshot.memory, snapshot.state, snapshot.fingerprint) == (None, None, {})
-    assert "sync" in node.steps.passed
+    assert "freeze" in node.steps.passed
     full, _ = await node.service.checkpoint(sandbox.id)
     assert full.memory is not None
     node.service.snapshots.require_files(full)

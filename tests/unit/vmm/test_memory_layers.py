@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from agentenv.errors import HostFault, StoreCorrupt, StoreFault, StoreFull
 from agentenv.vmm import pagemap, softdirty
-from agentenv.vmm.layer import Delta, decode_map, digest_of, encode_map, map_of, read_map
+from agentenv.vmm.layer import Delta, decode_map, encode_map, read_map
 from agentenv.vmm.memory import Image, apply, capture, fold, merge
 from agentenv.vmm.pagemap import mapping_of, private_pages
+from agentenv.vmm.stored import digest_of, map_of
 from agentenv.vmm.transfer import PAGE, RUNS_MAX
 from support.mapped import Mapped
 

@@ -79,6 +79,11 @@ class QemuMachine:
         """Whether the process is known to be gone."""
         return self._process.exited
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        """The files that it needs besides its own; see the protocol."""
+        return self.lineage.stands_on
+
     async def run(self) -> None:
         """Let the vcpus run; see the protocol."""
         if self.lineage.shared():

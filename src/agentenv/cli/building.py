@@ -182,7 +182,7 @@ def _body(
     if stage is plan.target:
         return body(stage, digests, built, start=wanted.start, ready=wanted.ready, force=wanted.force)
     # Only the files of the others are wanted: nothing is started in them.
-    return body(stage, digests, built, start="", force=wanted.force)
+    return body(stage, digests, built, start="", ready="", force=wanted.force)
 
 
 def _bundles(stage: Stage) -> list[tuple[int, Bundle]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +17,14 @@ from agentenv.dockerfile.syntax import Document, FlagKind, Instruction, flags_of
 # What has no counterpart in a template, and why that is no loss.
 _LEFT_OUT: Mapping[str, str] = {
     "EXPOSE": "every port of a sandbox can be reached",
-    "HEALTHCHECK": "a template has a ready command instead (--ready)",
     "LABEL": "templates have no labels",
     "MAINTAINER": "templates have no labels",
     "STOPSIGNAL": "sandboxes are paused or killed as a whole",
     "VOLUME": "all of a sandbox's disk is kept",
 }
+_HEALTH_FLAGS: dict[str, FlagKind] = dict.fromkeys(
+    ("interval", "timeout", "start-period", "start-interval", "retries"), "text"
+)
 _RUN_FLAGS: dict[str, FlagKind] = {"mount": "list", "network": "text", "security": "text", "device": "list"}
 
 
@@ -36,6 +39,7 @@ class _State:
     workdir: str | None = None  # None: the base image's, not known here
     entrypoint: tuple[Instruction, Sequence[str]] | None = None
     cmd: tuple[Instruction, Sequence[str]] | None = None
+    ready: str | None = None
     own_cmd: bool = False  # whether this very stage has a CMD
 
     def child(self) -> _State:
@@ -48,6 +52,7 @@ class _State:
             self.workdir,
             self.entrypoint,
             self.cmd,
+            self.ready,
         )
 
 
@@ -106,7 +111,9 @@ class _Conversion:
             assert source is not None
             self._note(source[0], f"{start} waits for a terminal: it is not started with the sandbox")
             start = None
-        return Stage(raw.index, raw.name, raw.head.line, state.base, tuple(state.steps), start)
+        # What tells when something is healthy has nothing to tell where nothing is started.
+        ready = state.ready if start is not None else None
+        return Stage(raw.index, raw.name, raw.head.line, state.base, tuple(state.steps), start, ready)
 
     def _state(self, index: int) -> _State:
         """The state at the end of a stage; worked out once."""
@@ -242,6 +249,21 @@ class _Conversion:
         flags_of(instruction, {})
         state.cmd, state.own_cmd = (instruction, state.shell), True
 
+    def _healthcheck(self, instruction: Instruction, state: _State) -> None:
+        """What Docker asks again and again while a container runs is asked until the template is ready."""
+        flags = flags_of(instruction, _HEALTH_FLAGS)
+        kind, *words = instruction.words or ("",)
+        if kind.upper() == "NONE" and not words:
+            state.ready = None
+        elif kind.upper() == "CMD" and words:
+            state.ready = shlex.join(words) if instruction.json else shell.through(state.shell, words[0])
+            if flags.values:
+                self._note(
+                    instruction, "HEALTHCHECK is the ready command; its times and retries are left out"
+                )
+        else:
+            raise instruction.fault("is `HEALTHCHECK CMD command` or `HEALTHCHECK NONE`")
+
 
 _Action = Callable[[_Conversion, Instruction, _State], None]
 _ACTIONS: Mapping[str, _Action] = {
@@ -253,5 +275,6 @@ _ACTIONS: Mapping[str, _Action] = {
     "SHELL": _Conversion._shell,
     "ENTRYPOINT": _Conversion._entrypoint,
     "CMD": _Conversion._cmd,
+    "HEALTHCHECK": _Conversion._healthcheck,
 }
 _REMEDIES: Mapping[str, str] = {"ONBUILD": "move it to the Dockerfiles that build on this one"}

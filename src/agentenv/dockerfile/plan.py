@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Stage:
-    """A build of its own: a base and the steps on it. `start` is its start command, if it has one."""
+    """A build of its own: a base and the steps on it, its start command and what tells that that is ready."""
 
     index: int
     name: str | None
@@ -68,6 +68,7 @@ class Stage:
     base: Image | Template
     steps: tuple[Step, ...]
     start: str | None = None
+    ready: str | None = None
 
     @property
     def title(self) -> str:

@@ -68,12 +68,15 @@ def body(
         hashes: for each COPY with files, its place among the steps and the digest of the files.
         built: the templates that the stages it needs have become, by their index.
         start: a start command instead of the stage's.
-        ready: a ready command.
+        ready: a ready command instead of the stage's.
         force: build without what is cached.
     """
     base = {"fromTemplate" if isinstance(stage.base, Template) else "fromImage": stage.base.reference}
     steps = [_step(step, hashes.get(place), built, force) for place, step in enumerate(stage.steps)]
-    commands = {"startCmd": stage.start if start is None else start, "readyCmd": ready}
+    commands = {
+        "startCmd": stage.start if start is None else start,
+        "readyCmd": stage.ready if ready is None else ready,
+    }
     return {
         **base,
         **{key: value for key, value in commands.items() if value},

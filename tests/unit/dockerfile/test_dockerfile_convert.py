@@ -265,6 +265,20 @@ def test_start_commands(context: Context, text: str, start: str | None) -> None:
     assert plan(text, context).target.start == start
 
 
+@pytest.mark.parametrize(
+    ("text", "ready"),
+    [
+        ("HEALTHCHECK --interval=1s CMD curl -f $URL || exit 1", "curl -f $URL || exit 1"),
+        ('HEALTHCHECK CMD ["test", "-e", "/a b"]', "test -e '/a b'"),
+        ("HEALTHCHECK CMD x\nHEALTHCHECK NONE", None),
+        ("HEALTHCHECK cmd x", "x"),
+    ],
+)
+def test_a_healthcheck_is_the_ready_command(context: Context, text: str, ready: str | None) -> None:
+    assert plan(f"FROM a\nENTRYPOINT serve\n{text}\n", context).target.ready == ready
+    assert plan(f"FROM a\n{text}\n", context).target.ready is None  # nothing is started
+
+
 def test_bodies(context: Context) -> None:
     made = plan("FROM template://base\nENV A='$x'\nRUN ls\nADD data.tar.gz /x\nCMD serve\n", context)
     asked: dict[str, Any] = body(made.target, {4: "ab" * 32}, {}, ready="true", force=True)
@@ -329,6 +343,7 @@ def test_bodies(context: Context) -> None:
         ("FROM a\nUSER ''\n", 2, "needs a value"),
         ("FROM a\nSHELL /bin/bash\n", 2, "JSON array"),
         ("FROM a\nARG\n", 2, "needs a name"),
+        ("FROM a\nHEALTHCHECK x\n", 2, "HEALTHCHECK CMD command"),
         ("FROM a\nENV\n", 2, "needs a name"),
     ],
 )
@@ -341,7 +356,7 @@ def test_what_is_refused(context: Context, text: str, line: int, said: str) -> N
 
 def test_what_is_left_out_is_told(context: Context) -> None:
     made = plan(
-        "FROM a\nRUN --mount=type=cache,target=/c x\nHEALTHCHECK CMD x\nVOLUME /v\nMAINTAINER me\nCMD bash\n",
+        "FROM a\nRUN --mount=type=cache,target=/c x\nHEALTHCHECK --retries=3 CMD x\nVOLUME /v\nMAINTAINER me\nCMD bash\n",
         context,
     )
     assert [note.line for note in made.notes] == [2, 3, 4, 5, 6]

@@ -356,7 +356,8 @@ def test_what_is_refused(context: Context, text: str, line: int, said: str) -> N
 
 def test_what_is_left_out_is_told(context: Context) -> None:
     made = plan(
-        "FROM a\nRUN --mount=type=cache,target=/c x\nHEALTHCHECK --retries=3 CMD x\nVOLUME /v\nMAINTAINER me\nCMD bash\n",
+        "FROM a\nRUN --mount=type=cache,target=/c x\nHEALTHCHECK --retries=3 CMD x\n"
+        "VOLUME /v\nMAINTAINER me\nCMD bash\n",
         context,
     )
     assert [note.line for note in made.notes] == [2, 3, 4, 5, 6]

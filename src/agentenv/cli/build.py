@@ -74,7 +74,7 @@ def command(
     from agentenv.cli.building import Building, Wanted
     from agentenv.cli.builds import BuildNode
 
-    plan = _plan(path, file, _arguments(given), target, check=not dry_run)
+    plan = _plan(path, file, _arguments(given), target)
     wanted = Wanted(name or "", cpu, memory, start, ready, no_cache)
     if dry_run:
         click.echo(json.dumps(Building.preview(plan, wanted), indent=2))
@@ -93,21 +93,16 @@ def command(
     click.echo(f"{name} {build.template_id} {build.build_id}")
 
 
-def _plan(
-    path: Path, file: Path | None, given: Mapping[str, str], target: str | None, *, check: bool
-) -> Plan:
+def _plan(path: Path, file: Path | None, given: Mapping[str, str], target: str | None) -> Plan:
     """The plan, with what is worth knowing about it on stderr."""
     from agentenv.dockerfile.context import Context
     from agentenv.dockerfile.convert import plan
-    from agentenv.dockerfile.request import refuse_what_nodes_cannot
     from agentenv.dockerfile.syntax import DockerfileError
 
     dockerfile = file or path / "Dockerfile"
     context = Context.of(path, dockerfile)
     try:
         planned = plan(_text(dockerfile), context, arguments=given, target=target)
-        if check:
-            refuse_what_nodes_cannot(planned.stages)
     except DockerfileError as error:
         where = f"{dockerfile}:{error.line}" if error.line else str(dockerfile)
         raise InvalidRequest(f"{where}: {error.bare}", remedy=error.remedy) from None

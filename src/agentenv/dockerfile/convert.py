@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentenv.dockerfile import copying, shell
 from agentenv.dockerfile.context import Context
-from agentenv.dockerfile.plan import Image, Note, Plan, Stage, Step, Template
+from agentenv.dockerfile.plan import Image, Note, Plan, Stage, Step, Template, step
 from agentenv.dockerfile.scope import PROXY_ARGS, Arguments, Scope
 from agentenv.dockerfile.stages import RawStage, chosen, declare, in_order, origin_of, split
 from agentenv.dockerfile.syntax import Document, FlagKind, Instruction, flags_of, parse
@@ -27,6 +27,10 @@ _HEALTH_FLAGS: dict[str, FlagKind] = dict.fromkeys(
 )
 _RUN_FLAGS: dict[str, FlagKind] = {"mount": "list", "network": "text", "security": "text", "device": "list"}
 
+# Images that nodes have as templates; they say nothing of a user, but sandboxes of them have one.
+E2B_IMAGES = ("e2bdev/base", "e2bdev/code-interpreter")
+E2B_USER = "user"
+
 
 @dataclass
 class _State:
@@ -40,7 +44,14 @@ class _State:
     entrypoint: tuple[Instruction, Sequence[str]] | None = None
     cmd: tuple[Instruction, Sequence[str]] | None = None
     ready: str | None = None
+    says_user: bool = False
+    says_workdir: bool = False
     own_cmd: bool = False  # whether this very stage has a CMD
+
+    @property
+    def of_e2b(self) -> bool:
+        """Whether it stands on E2B's image, in which Dockerfiles build as root and sandboxes have a user."""
+        return isinstance(self.base, Image) and _plain(self.base.reference) in E2B_IMAGES
 
     def child(self) -> _State:
         """The state of a stage that begins here."""
@@ -53,6 +64,8 @@ class _State:
             self.entrypoint,
             self.cmd,
             self.ready,
+            self.says_user,
+            self.says_workdir,
         )
 
 
@@ -113,7 +126,17 @@ class _Conversion:
             start = None
         # What tells when something is healthy has nothing to tell where nothing is started.
         ready = state.ready if start is not None else None
-        return Stage(raw.index, raw.name, raw.head.line, state.base, tuple(state.steps), start, ready)
+        steps = (*state.steps, *self._end(raw, state))
+        return Stage(raw.index, raw.name, raw.head.line, state.base, steps, start, ready)
+
+    def _end(self, raw: RawStage, state: _State) -> list[Step]:
+        """What holds in sandboxes from E2B's image when nothing is said, as its own clients have it."""
+        if not state.of_e2b:
+            return []
+        line, text = raw.head.line, raw.head.text
+        user = [] if state.says_user else [Step("USER", (E2B_USER,), line, text)]
+        workdir = [] if state.says_workdir else [Step("WORKDIR", (f"/home/{E2B_USER}",), line, text)]
+        return [*user, *workdir]
 
     def _state(self, index: int) -> _State:
         """The state at the end of a stage; worked out once."""
@@ -131,8 +154,9 @@ class _Conversion:
         state = _State(Scope(), raw.base)
         # Docker's beginning, where E2B's builds begin as `user` in its home; a base that says more keeps it.
         line, text = raw.head.line, raw.head.text
-        state.steps.append(Step("USER", ("root",), line, text, extra=("default",)))
-        state.steps.append(Step("WORKDIR", ("/",), line, text, extra=("default",)))
+        extra = () if state.of_e2b else ("default",)
+        state.steps.append(Step("USER", ("root",), line, text, extra=extra))
+        state.steps.append(Step("WORKDIR", ("/",), line, text, extra=extra))
         for name in PROXY_ARGS:
             value = self._arguments.take(name)
             if value is not None:
@@ -207,9 +231,7 @@ class _Conversion:
         if open_ended:  # first, since they see what held before the instruction
             state.steps.append(Step("ENV", tuple(open_ended), instruction.line, instruction.text))
         if plain:
-            # The node would expand what looks like a variable.
-            extra = ("verbatim",) if any("$" in value for value in plain[1::2]) else ()
-            state.steps.append(Step("ENV", tuple(plain), instruction.line, instruction.text, extra=extra))
+            state.steps.append(step("ENV", tuple(plain), instruction.line, instruction.text))
 
     def _arg(self, instruction: Instruction, state: _State) -> None:
         declare(instruction, state.scope, self._arguments, self._escape, self._outer)
@@ -219,11 +241,13 @@ class _Conversion:
         if state.workdir is not None or path.startswith("/"):
             path = posixpath.normpath(posixpath.join(state.workdir or "/", path)).replace("//", "/")
             state.workdir = path
-        state.steps.append(Step("WORKDIR", (path,), instruction.line, instruction.text))
+        state.steps.append(step("WORKDIR", (path,), instruction.line, instruction.text))
+        state.says_workdir = True
 
     def _user(self, instruction: Instruction, state: _State) -> None:
         user = self._single(instruction, state)
-        state.steps.append(Step("USER", (user,), instruction.line, instruction.text))
+        state.steps.append(step("USER", (user,), instruction.line, instruction.text))
+        state.says_user = True
 
     def _single(self, instruction: Instruction, state: _State) -> str:
         flags_of(instruction, {})
@@ -263,6 +287,11 @@ class _Conversion:
                 )
         else:
             raise instruction.fault("is `HEALTHCHECK CMD command` or `HEALTHCHECK NONE`")
+
+
+def _plain(reference: str) -> str:
+    """An image's name without Docker Hub's and the tag that it has anyway."""
+    return reference.removeprefix("docker.io/").removesuffix(":latest")
 
 
 _Action = Callable[[_Conversion, Instruction, _State], None]

@@ -6,12 +6,12 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.dockerfile.bundle import Archive, Bundle, Entry
 from agentenv.dockerfile.context import Context, Found
 from agentenv.dockerfile.match import BadPattern
-from agentenv.dockerfile.plan import Origin, Step
+from agentenv.dockerfile.plan import Origin, Step, step
 from agentenv.dockerfile.syntax import FlagKind, Flags, Heredoc, Instruction, flags_of, heredoc_name
 from agentenv.errors import NotFound
 
@@ -33,6 +33,7 @@ _ADD_FLAGS: dict[str, FlagKind] = {
 _OCTAL = re.compile(r"[0-7]{1,4}")
 _OWNER = re.compile(r"[^\s:]+(:[^\s:]+)?")
 _REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@", re.IGNORECASE)
+_PATTERNS = frozenset("*?[{\\")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
@@ -181,6 +182,8 @@ def from_context(copying: Copying, context: Context) -> Step:
     alone = pieces[0]
     if len(pieces) == 1 and not copying.destination.endswith("/") and not _goes_into(copying, alone, context):
         entry = _single(alone, context)
+        if not _PATTERNS.isdisjoint(entry.name):  # a node would take it for a pattern
+            entry = replace(entry, name=posixpath.basename(copying.destination))
         return _step(copying, entry.name, bundle=Bundle((entry,)))
     parts: list[Entry | Archive] = [Entry(TREE, "directory", 0o755)]
     unpacked = False
@@ -205,7 +208,9 @@ def _pieces(copying: Copying, source: str | Heredoc, context: Context) -> Sequen
     except NotFound as error:
         raise copying.fault(error.message) from None
     except BadPattern:
-        raise copying.fault(f"{source} is not a pattern", remedy="escape [ and \\ with a backslash") from None
+        raise copying.fault(
+            f"{source} is not a pattern", remedy="a bracket that is meant is written [[]"
+        ) from None
 
 
 def _goes_into(copying: Copying, piece: Found | Heredoc, context: Context) -> bool:
@@ -251,13 +256,12 @@ def _step(
 ) -> Step:
     # Without --chown files belong to root, whoever the USER is; E2B's own default would be the USER.
     owner = copying.owner or "0:0"
-    extra = ("owners",) if keeps_owners and not copying.owner else ()
-    return Step(
+    return step(
         "COPY",
         (source, copying.destination, owner, copying.mode),
         copying.instruction.line,
         copying.instruction.text,
-        bundle,
-        origin,
-        extra,
+        bundle=bundle,
+        origin=origin,
+        extra=("owners",) if keeps_owners and not copying.owner else (),
     )

@@ -58,6 +58,22 @@ class Step:
     extra: tuple[str, ...] = ()
 
 
+def step(
+    type: StepType,
+    args: tuple[str, ...],
+    line: int,
+    text: str,
+    *,
+    bundle: Bundle | None = None,
+    origin: Origin | None = None,
+    extra: tuple[str, ...] = (),
+) -> Step:
+    """A step whose arguments are known whole: what looks like a variable in them is none."""
+    if type != "RUN" and any("$" in arg for arg in args):
+        extra = (*extra, "verbatim")
+    return Step(type, args, line, text, bundle, origin, extra)
+
+
 @dataclass(frozen=True)
 class Stage:
     """A build of its own: a base and the steps on it, its start command and what tells that that is ready."""

@@ -10,8 +10,8 @@ nodes read; one that does not know a field builds without it, as described:
     Holds only where the base does not say, and is not what sandboxes get. Without it: root and / hold.
 `login: false` (RUN)
     Run by `/bin/sh -c`, not by a login shell, whose profile would set another PATH. Without it: `bash -l -c`.
-`verbatim: true` (ENV)
-    The values hold no variables. Without it: a dollar sign and a name are replaced.
+`verbatim: true` (all but RUN)
+    The arguments hold no variables. Without it: a dollar sign and a name are replaced.
 `owners: "archive"` (COPY)
     Owners are the archive's own. Without it: root.
 """
@@ -22,10 +22,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.dockerfile.plan import Image, Origin, Stage, StageOutput, Step, Template
-from agentenv.dockerfile.syntax import DockerfileError
-
-# Whether this version's nodes carry out `from`. The only place that says so.
-NODES_COPY_FROM = False
 
 _EXTRA: Mapping[str, tuple[str, object]] = {
     "default": ("default", True),
@@ -33,23 +29,6 @@ _EXTRA: Mapping[str, tuple[str, object]] = {
     "verbatim": ("verbatim", True),
     "owners": ("owners", "archive"),
 }
-
-
-def refuse_what_nodes_cannot(stages: tuple[Stage, ...], *, copy_from: bool | None = None) -> None:
-    """Check that this version's nodes can build the stages.
-
-    Raises:
-        DockerfileError: they cannot; with the line.
-    """
-    able = NODES_COPY_FROM if copy_from is None else copy_from
-    for stage in stages:
-        for step in stage.steps:
-            if step.origin is not None and not able:
-                raise DockerfileError(
-                    step.line,
-                    "COPY --from: copying from another stage or image is not part of this version",
-                    remedy="build in one stage",
-                )
 
 
 def body(

@@ -29,6 +29,8 @@ PLATFORM_ARGS: Mapping[str, str] = {
 }
 # Tell BuildKit how to work; nothing here reads them.
 BUILDER_ARGS = re.compile(r"BUILDKIT_[A-Z0-9_]+|SOURCE_DATE_EPOCH")
+# What a node replaces in the value of an ENV.
+_NODES_EXPAND = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*(:?[-+][^{}]*)?\})", re.ASCII)
 _MARK = "\ufdd0"  # a character that no text may hold: stands for a value nobody knows
 
 
@@ -114,6 +116,11 @@ class Scope:
             raise instruction.fault(
                 f"{word}: a literal dollar sign beside a variable of the base image ({', '.join(unknown)})",
                 remedy="set the two in ENVs of their own",
+            )
+        if "$" in _NODES_EXPAND.sub("", partly):
+            raise instruction.fault(
+                f"{word}: what the base image sets ({', '.join(unknown)}) can be taken whole only",
+                remedy="nodes know $NAME, ${NAME}, ${NAME:-word} and ${NAME:+word}",
             )
         return partly, False
 

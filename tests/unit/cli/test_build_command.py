@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agentenv.cli import cli
-from agentenv.dockerfile import request
 from agentenv.errors import AenvError
 from support.build_node import KEY, BuildApi, build_api, digest_of
 
@@ -104,15 +103,7 @@ def test_what_is_wrong_is_found_before_anything_is_asked(api: BuildApi, context:
 STAGES = "FROM a AS one\nRUN make\nCMD x\nFROM b\nCOPY --from=one /out /out\n"
 
 
-def test_copying_from_stages_is_refused_until_nodes_can(api: BuildApi, context: Path) -> None:
-    (context / "Dockerfile").write_text(STAGES)
-    if not request.NODES_COPY_FROM:
-        assert ":5: COPY --from" in fault(build(api, str(context), "--name", "app")).message
-        assert not api.builds
-
-
-def test_stages(api: BuildApi, context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "NODES_COPY_FROM", True)
+def test_stages(api: BuildApi, context: Path) -> None:
     (context / "Dockerfile").write_text(STAGES)
     done = build(api, str(context), "--name", "App/app:v2")
     assert done.exit_code == 0, done.output
@@ -126,10 +117,7 @@ def test_stages(api: BuildApi, context: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "== one\n" in done.stderr
 
 
-def test_an_inner_stage_that_fails_ends_it_all(
-    api: BuildApi, context: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request, "NODES_COPY_FROM", True)
+def test_an_inner_stage_that_fails_ends_it_all(api: BuildApi, context: Path) -> None:
     (context / "Dockerfile").write_text(STAGES)
     api.failing["make"] = "no rule"
     assert str(fault(build(api, str(context), "--name", "app"))) == "line 2: no rule"

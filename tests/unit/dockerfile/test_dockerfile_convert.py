@@ -13,7 +13,7 @@ from agentenv.dockerfile.bundle import Bundle
 from agentenv.dockerfile.context import Context
 from agentenv.dockerfile.convert import plan
 from agentenv.dockerfile.plan import Image, Plan, StageOutput, Step, Template
-from agentenv.dockerfile.request import body, refuse_what_nodes_cannot
+from agentenv.dockerfile.request import body
 from agentenv.dockerfile.syntax import DockerfileError
 from agentenv.errors import NotFound
 
@@ -157,6 +157,28 @@ def test_owners_of_an_archive_are_kept_unless_they_are_said(context: Context) ->
     assert said.args[2] == "7"
 
 
+def test_names_that_a_node_would_take_for_something_else(context: Context) -> None:
+    (context.root / "a[1].txt").write_text("odd")
+    made = plan("FROM a\nCOPY a[[]1].txt /x/plain\nCOPY a.txt /\\$HOME/y\nWORKDIR '/$x'\n", context)
+    odd, dollar, workdir = made.target.steps[2:]
+    assert (odd.args[:2], copied(odd)) == (("plain", "/x/plain"), {"plain": "odd"})
+    assert (dollar.args[1], dollar.extra) == ("/$HOME/y", ("verbatim",))
+    assert (workdir.args, workdir.extra) == (("/$x",), ("verbatim",))
+
+
+@pytest.mark.parametrize("image", ["e2bdev/base", "docker.io/e2bdev/base:latest"])
+def test_on_e2bs_image_root_builds_and_its_user_stays(context: Context, image: str) -> None:
+    made = plan(f"FROM {image} AS x\nRUN apt-get\nFROM x\nWORKDIR /srv\n", context)
+    assert [(step.type, step.args, step.extra) for step in made.target.steps] == [
+        ("USER", ("root",), ()),
+        ("WORKDIR", ("/",), ()),
+        ("RUN", ("apt-get",), ("login",)),
+        ("WORKDIR", ("/srv",), ()),
+        ("USER", ("user",), ()),
+    ]
+    assert plan(f"FROM {image}\nUSER me\n", context).target.steps[-1].args == ("/home/user",)
+
+
 def test_env_of_the_base_image_is_left_to_the_node(context: Context) -> None:
     made = plan("FROM a\nENV PATH=/opt:$PATH HOME_IS='$HOME' X=1\nENV PATH=/two:$PATH\n", context)
     assert steps(made) == [
@@ -241,13 +263,6 @@ def test_a_target_takes_what_it_needs_only(context: Context) -> None:
     assert [stage.index for stage in plan(STAGES, context, target="0").stages] == [0]
     with pytest.raises(NotFound, match="no stage nothing"):
         plan(STAGES, context, target="nothing")
-
-
-def test_what_nodes_cannot_do_is_refused_in_one_place(context: Context) -> None:
-    made = plan(STAGES, context)
-    with pytest.raises(DockerfileError, match=r"line 9: COPY --from: .* not part of this version"):
-        refuse_what_nodes_cannot(made.stages, copy_from=False)
-    refuse_what_nodes_cannot(made.stages, copy_from=True)
 
 
 @pytest.mark.parametrize(
@@ -349,8 +364,7 @@ def test_bodies(context: Context) -> None:
 )
 def test_what_is_refused(context: Context, text: str, line: int, said: str) -> None:
     with pytest.raises(DockerfileError, match=said) as caught:
-        made = plan(text, context)
-        refuse_what_nodes_cannot(made.stages, copy_from=True)
+        plan(text, context)
     assert caught.value.line == line
 
 

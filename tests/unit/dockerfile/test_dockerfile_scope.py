@@ -88,6 +88,12 @@ def test_a_literal_dollar_beside_such_a_variable_is_refused() -> None:
         scope().expand_value(WORKDIR, "'$x':$PATH", "\\")
 
 
+@pytest.mark.parametrize("word", ["${PATH%:*}", "${PATH/a/b}", "${NOBODY:?no}", "${NOBODY:-${PATH}}"])
+def test_what_nodes_cannot_expand_is_refused(word: str) -> None:
+    with pytest.raises(DockerfileError, match=r"can be taken whole only|NOBODY: no"):
+        scope().expand_value(WORKDIR, word, "\\")
+
+
 def test_bodies_of_heredocs_keep_their_quotes() -> None:
     assert scope().expand_text(WORKDIR, "a '$A' \"x\" \\$A\n", "\\") == "a 'arg' \"x\" $A\n"
 

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.service import Sandboxes
+from agentenv.snapshot.chains import Limits
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
 from agentenv.vmm.machine import Hypervisor
@@ -131,8 +134,9 @@ class Node:
             hypervisor,
             slots,
             templates,
-            lambda: guest.load(settings),
+            partial(guest.load, settings),
             snapshots=snapshots,
+            upkeep=Upkeep(snapshots, Limits.of(settings)),
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)

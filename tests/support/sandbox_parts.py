@@ -92,6 +92,11 @@ class MemoryMachine:
     def exited(self) -> bool:
         return self._exit.done()
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        image = self.image.files() if self.image else ()
+        return frozenset((*(layer.path for layer in (*self.spec.layers, *self._sealed)), *image))
+
     def _require(self) -> None:
         if self._exit.done():
             raise HostFault(f"machine {self.spec.id} is gone")
@@ -275,11 +280,14 @@ class MemoryAgent:
     async def rehearse(self, *, user: str, token: str) -> None:
         await self._steps.at("rehearse")
 
-    async def sync(self) -> None:
-        await self._steps.at("sync")
+    async def freeze(self) -> None:
+        await self._steps.at("freeze")
+
+    async def thaw(self) -> None:
+        await self._steps.at("thaw")
 
     async def close(self) -> None:
-        pass
+        await self._steps.at("close")
 
 
 def template_of(rootfs: Path | None, **given: Any) -> Template:
@@ -338,7 +346,7 @@ class MemoryNode:
     """A service over parts in memory and a real database; `restart` is a node's second life."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0}
+        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0, "pressure": "off"}
         self.settings = Settings(home=home, **{**nothing_ahead, **settings})
         self.steps = Steps()
         self.clock = JumpingClock()
@@ -367,7 +375,7 @@ class MemoryNode:
             self.hypervisor,
             self.slots,
             self.templates,
-            lambda: GUEST,
+            lambda recorded=None: GUEST,
             clock=self.clock,
             agent_at=lambda address: MemoryAgent(self.steps, self.identities),
             turn_limit_s=self.turn_limit_s,

@@ -40,6 +40,6 @@ def builder(
         keep_s=settings.step_keep_s,
     )
     steps = Steps(lambda: contexts.directory)
-    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts)
+    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts, service.tend)
     grounds = Grounds(settings, templates, service.prepared, snapshots, images)
     return Builder(settings, templates, Builds(database, templates), Logs(database), contexts, grounds, maker)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentenv.config import Settings
 from agentenv.errors import Forbidden, InvalidRequest, NotFound
-from agentenv.vmm.layer import unwritable
+from agentenv.vmm.stored import unwritable
 
 LINK_LIFE_S = 3600 * 2
 _HEX = frozenset("0123456789abcdef")

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +30,14 @@ from agentenv.vmm.machine import Incompatible
 
 log = logging.getLogger(__name__)
 
-# Every start writes the changed pages into its memory; above this much it is worth a file of their own.
-FOLD_BYTES = 4 << 20
 # Nothing is lost by booting again where a guest did not come up, and others may wait for it too.
 BOOT_TRIES = 2
 _COLLECTED = "/.agentenv-collected"
 
 
 class Maker:
-    """Makes snapshots of plans."""
+    """Makes snapshots of plans. `tend` is called with the id of one that sandboxes are started from: its
+    layers are to be kept few."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Maker:
         prepared: Prepared,
         steps: Steps,
         contexts: Contexts,
+        tend: Callable[[str], None],
     ) -> None:
         self._workshop = workshop
         self._cache = cache
@@ -54,6 +55,7 @@ class Maker:
         self._prepared = prepared
         self._steps = steps
         self._contexts = contexts
+        self._tend = tend
         self._roots: dict[str, asyncio.Task[Snapshot]] = {}
 
     def known(self, plan: Plan) -> Snapshot | None:
@@ -77,7 +79,7 @@ class Maker:
             else:
                 made = await self._as_it_is(plan, snapshot)
             self._cache.put(plan.key, made)
-            return await self._folded(made)
+            return made
 
     async def _known_part(self, plan: Plan, ground: Ground, feed: Feed) -> tuple[int, Snapshot]:
         """The last step of which the outcome is known (0: the base), and that."""
@@ -225,19 +227,15 @@ class Maker:
         descent = Descent("", "a step of a build", plan.key)
         return await self._second(snapshot, "build", "step", descent, plan.context.settings)
 
-    async def _folded(self, made: Snapshot) -> Snapshot:
-        memory = made.memory
-        if memory is None or sum(delta.bytes for delta in memory.deltas) < FOLD_BYTES:
-            return made
-        return await self._snapshots.fold_memory(made.id)
-
     async def for_template(self, made: Snapshot, descent: Descent, settings: GuestSettings) -> Snapshot:
         """The snapshot that a template's sandboxes start from: another record over the same files.
 
         Raises:
             StoreFull, StoreFault: it cannot be recorded.
         """
-        return await self._second(made, descent.id, "template", descent, settings)
+        record = await self._second(made, descent.id, "template", descent, settings)
+        self._tend(record.id)
+        return record
 
     async def _second(
         self, made: Snapshot, owner: str, kind: str, descent: Descent, settings: GuestSettings

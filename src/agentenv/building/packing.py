@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentenv.errors import InvalidRequest
-from agentenv.vmm.layer import unreadable, unwritable
+from agentenv.vmm.stored import unreadable, unwritable
 
 CHUNK_BYTES = 256 * 1024
 NAME_LIMIT_BYTES = 4096

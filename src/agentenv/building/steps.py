@@ -17,9 +17,9 @@ from agentenv.errors import AenvError, GuestFault, InvalidRequest
 from agentenv.guestimage.tools import MOUNT_POINT
 from agentenv.sandbox.guest import Command, CommandFailed, Output
 
-_BUSYBOX = f"{MOUNT_POINT}/bin/busybox"
+BUSYBOX = f"{MOUNT_POINT}/bin/busybox"
 # What a step leaves running would go on in every sandbox; a Dockerfile's ends with its step.
-_END_LEFTOVERS = (_BUSYBOX, "sh", "-c", "kill -9 -1")
+_END_LEFTOVERS = (BUSYBOX, "sh", "-c", "kill -9 -1")
 _ON_DISK = "/.agentenv-copy"
 _IN_MEMORY = "/run/agentenv-copy"
 # Up to this part of the machine's memory files come through it, and do not swell the disk's layer.
@@ -168,7 +168,7 @@ async def home_of(guest: Works, user: str) -> str:
         InvalidRequest: it is none that could be a place.
     """
     found = bytearray()
-    words = (_BUSYBOX, "sh", "-c", 'printf %s "$HOME"')
+    words = (BUSYBOX, "sh", "-c", 'printf %s "$HOME"')
     await guest.run(Command(words, user, "/"), lambda _stream, data: found.extend(data))
     home = found.decode(errors="replace")
     if not home.startswith("/"):

@@ -9,13 +9,13 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agentenv.building.steps import Works
+from agentenv.building.steps import BUSYBOX, Works
 from agentenv.errors import AenvError, CapacityExceeded, StoreFault, StoreFull
 from agentenv.network.slot import Slot
 from agentenv.sandbox.admission import Admission, Need
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.core import IO_ERROR
-from agentenv.sandbox.guest import Guest
+from agentenv.sandbox.guest import Command, Guest
 from agentenv.sandbox.launch import Launcher, spec_of
 from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -97,6 +97,7 @@ class Bench:
                 fingerprint=self.fingerprint,
                 guest=settings,
                 parent=self.standing.id if self.standing else None,
+                folds=contents.folds,
             )
             made = await snapshots.publish(draft, record, durable=final)
         except BaseException:
@@ -115,11 +116,8 @@ class Bench:
         self._ending = asyncio.create_task(self._machine.end(), name=f"end {self.id}")
 
     async def _sync(self) -> None:
-        agent = self._workshop.launcher.agent_at(self._slot.address)
-        try:
-            await agent.sync()
-        finally:
-            await agent.close()
+        """Have all that was written on the guest's disk: it may be booted from one day."""
+        await self.guest.run(Command((BUSYBOX, "sync"), "root", "/"), lambda _stream, _data: None)
 
 
 class Workshop:

@@ -108,4 +108,8 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay_s, callback).cancel
 
 
-GuestFilesSource = Callable[[], GuestFiles]
+class GuestFilesSource(Protocol):
+    """What guests boot with."""
+
+    def __call__(self, recorded: Mapping[str, str] | None = None, /) -> GuestFiles:
+        """The files in force; or those of the digests in a snapshot's fingerprint, if they are there."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from agentenv.errors import AenvError, StoreCorrupt
 from agentenv.network.slot import Slot
 from agentenv.sandbox import starting
+from agentenv.sandbox.admission import Need
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.core import RETRY_S, Core, outcome
 from agentenv.sandbox.guest import Guest, Output
@@ -124,7 +126,17 @@ class Prepared:
         launcher = self._launcher
         resources = Resources(template.vcpus, template.memory_mib, template.disk_mib)
         settings = GuestSettings(dict(template.env), template.default_user, template.default_workdir)
-        slot = await launcher.slots.acquire(draft.id)
+        # Whoever asked for it was admitted. A second machine beside is counted, not refused: a node with
+        # room for one sandbox could never make the first.
+        need = Need.running(
+            vcpus=resources.vcpus, memory_mib=resources.memory_mib, disk_mib=resources.disk_mib
+        )
+        self._core.admission.adopt(draft.id, replace(need, sandboxes=0))
+        try:
+            slot = await launcher.slots.acquire(draft.id)
+        except BaseException:
+            self._core.admission.release(draft.id)
+            raise
         machine: Machine | None = None
         try:
             spec = spec_of(draft.id, resources, slot, layers, launcher.guest_files())
@@ -142,7 +154,7 @@ class Prepared:
             with phases("capture"):
                 contents = self._snapshots.describe(await machine.capture(draft.path, final=True))
         finally:
-            await self._release(machine, slot)
+            await self._release(draft.id, machine, slot)
         return Snapshot(
             id=draft.id,
             kind="template",
@@ -156,16 +168,17 @@ class Prepared:
             guest=settings,
         )
 
-    async def _release(self, machine: Machine | None, slot: Slot) -> None:
+    async def _release(self, draft_id: str, machine: Machine | None, slot: Slot) -> None:
         """End the machine that was booted; tried again when it fails, which is not the snapshot's matter."""
         try:
             if machine is not None:
                 await machine.end()
             await self._launcher.slots.release(slot)
+            self._core.admission.release(draft_id)
         except AenvError as error:
             log.warning("a machine that a template was prepared in is not released yet: %s", error)
             self._core.clock.call_later(
-                RETRY_S, lambda: self._core.spawn(self._release(machine, slot), "release")
+                RETRY_S, lambda: self._core.spawn(self._release(draft_id, machine, slot), "release")
             )
 
     async def _until_ready(self, machine: Machine, slot: Slot) -> None:

@@ -23,9 +23,9 @@ from agentenv.image.cache import reap as reap_images
 from agentenv.image.entries import GROWN_MIB_MAX
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
+from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 from agentenv.template import base, workspace
 from agentenv.template.records import Template
 from agentenv.template.store import Templates, check_name, new_id
@@ -250,7 +250,10 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         )
     }
     for entry in ledger.entries(kind=KIND):
-        alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
+        alive = (
+            entry.boot_id == ledger.boot_id
+            and start_time(entry.detail["pid"], zombie=False) == entry.detail["started"]
+        )
         if alive:
             continue
         _remove_workspaces(entry)

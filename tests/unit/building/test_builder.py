@@ -288,7 +288,7 @@ async def test_a_base_that_does_not_come_up_is_booted_again(place: Workplace) ->
     assert_clean(place)
 
 
-@pytest.mark.parametrize("step", ["acquire", "restore", "agent", "capture", "sync", "stop"])
+@pytest.mark.parametrize("step", ["acquire", "restore", "agent", "capture", "run sync", "stop"])
 async def test_a_host_that_fails_at_any_point(place: Workplace, step: str) -> None:
     fault = StoreFull("no space") if step == "capture" else HostFault("it failed")
     place.steps.fail(step, fault)

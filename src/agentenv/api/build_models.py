@@ -23,8 +23,8 @@ class BuildBody(Asked):
 class StepBody(Asked):
     """An instruction. Additions to E2B's: `from` has a COPY take from another template (its id or name, with
     a tag or not) or from an image (`image:REFERENCE`); `default` is a USER or WORKDIR that holds where the
-    base does not say, and not for sandboxes; `login: false` runs a RUN with `/bin/sh -c`; `verbatim` takes an
-    ENV's values as they are; `owners: "archive"` keeps the owners of copied files."""
+    base does not say, and not for sandboxes; `login: false` runs a RUN with `/bin/sh -c`; `verbatim` takes
+    arguments as they are; `owners: "archive"` keeps the owners of copied files."""
 
     type: str = Field(max_length=32)
     args: list[str] | None = None

@@ -33,7 +33,7 @@ class Step:
             `image:REFERENCE`. Its first argument is then a path or pattern (Go's `filepath.Match`) there.
         default: a USER or WORKDIR that holds for steps where the base does not say, and not for sandboxes.
         login: whether a RUN's shell is a login shell; else it is `/bin/sh -c`.
-        verbatim: an ENV's values hold no variables.
+        verbatim: its arguments hold no variables.
         archive_owners: the files of a COPY belong to whom the archive says.
     """
 

@@ -64,9 +64,10 @@ class Guest:
         address: where its agent is reached.
     """
 
-    def __init__(self, machine: Machine, address: str) -> None:
+    def __init__(self, machine: Machine, address: str, port: int = AGENT_PORT) -> None:
         self._machine = machine
         self._address = address
+        self._port = port
 
     async def run(self, command: Command, output: Output, *, limit_s: float = COMMAND_LIMIT_S) -> None:
         """Run a command to its end; `output(stream, data)` is told what it writes, as it comes. A cancelled
@@ -87,7 +88,7 @@ class Guest:
             "Authorization": "Basic " + base64.b64encode(f"{command.user}:".encode()).decode(),
         }
         body = struct.pack(">BI", 0, len(message)) + message
-        async with _Exchange(self._address) as exchange:
+        async with _Exchange(self._address, self._port) as exchange:
             await exchange.begin("/process.Process/Start", headers, len(body))
             exchange.send(body)
             exchange.send_end()
@@ -108,7 +109,7 @@ class Guest:
 
     async def _fetch(self, path: str, take: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]) -> T:
         target = "/files?" + urlencode({"path": path, "username": "root"}, quote_via=quote)
-        async with _Exchange(self._address) as exchange:
+        async with _Exchange(self._address, self._port) as exchange:
             await exchange.begin(target, {"Accept-Encoding": "identity"}, 0, method="GET")
             exchange.send_end()
             if (await exchange.status()) != 200:
@@ -125,7 +126,7 @@ class Guest:
 
     async def _put(self, path: str, file: BinaryIO, size: int) -> None:
         target = "/files?" + urlencode({"path": path, "username": "root"}, quote_via=quote)
-        async with _Exchange(self._address) as exchange:
+        async with _Exchange(self._address, self._port) as exchange:
             await exchange.begin(target, {"Content-Type": "application/octet-stream"}, size)
             left = size
             while left:
@@ -145,12 +146,13 @@ class Guest:
 class _Exchange:
     """One request on a connection of its own, and its answer."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, port: int) -> None:
         self._address = address
+        self._port = port
         self._http = h11.Connection(h11.CLIENT)
 
     async def __aenter__(self) -> _Exchange:
-        self._reader, self._writer = await dial(self._address, AGENT_PORT, REDIAL_EVERY_S)
+        self._reader, self._writer = await dial(self._address, self._port, REDIAL_EVERY_S)
         return self
 
     async def __aexit__(self, *fault: object) -> None:

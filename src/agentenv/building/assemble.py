@@ -7,7 +7,7 @@ from agentenv.building.cache import StepCache
 from agentenv.building.contexts import Contexts
 from agentenv.building.ground import Grounds, Images
 from agentenv.building.logs import Logs
-from agentenv.building.maker import Maker
+from agentenv.building.maker import After, Maker
 from agentenv.building.steps import Steps
 from agentenv.building.workshop import GuestAt, Workshop
 from agentenv.config import Settings
@@ -40,6 +40,7 @@ def builder(
         keep_s=settings.step_keep_s,
     )
     steps = Steps(lambda: contexts.directory)
-    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts, service.tend)
+    upkeep = After(service.flatten, service.tend)
+    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts, upkeep)
     grounds = Grounds(settings, templates, service.prepared, snapshots, images)
     return Builder(settings, templates, Builds(database, templates), Logs(database), contexts, grounds, maker)

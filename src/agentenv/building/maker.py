@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.building.cache import StepCache
@@ -32,12 +32,22 @@ log = logging.getLogger(__name__)
 
 # Nothing is lost by booting again where a guest did not come up, and others may wait for it too.
 BOOT_TRIES = 2
+# Every start writes the changed pages into memory of its own; above this much a file for all is worth it.
+FLATTEN_BYTES = 16 << 20
 _COLLECTED = "/.agentenv-collected"
 
 
+@dataclass(frozen=True)
+class After:
+    """What is done for a snapshot that sandboxes are to start from, by its id: `flatten` gives it a memory
+    file that they share, `tend` sees to its layers by and by."""
+
+    flatten: Callable[[str], Awaitable[None]]
+    tend: Callable[[str], None]
+
+
 class Maker:
-    """Makes snapshots of plans. `tend` is called with the id of one that sandboxes are started from: its
-    layers are to be kept few."""
+    """Makes snapshots of plans."""
 
     def __init__(
         self,
@@ -47,15 +57,15 @@ class Maker:
         prepared: Prepared,
         steps: Steps,
         contexts: Contexts,
-        tend: Callable[[str], None],
+        after: After,
     ) -> None:
+        self._after = after
         self._workshop = workshop
         self._cache = cache
         self._snapshots = snapshots
         self._prepared = prepared
         self._steps = steps
         self._contexts = contexts
-        self._tend = tend
         self._roots: dict[str, asyncio.Task[Snapshot]] = {}
 
     def known(self, plan: Plan) -> Snapshot | None:
@@ -79,7 +89,7 @@ class Maker:
             else:
                 made = await self._as_it_is(plan, snapshot)
             self._cache.put(plan.key, made)
-            return made
+            return await self._flat(made)
 
     async def _known_part(self, plan: Plan, ground: Ground, feed: Feed) -> tuple[int, Snapshot]:
         """The last step of which the outcome is known (0: the base), and that."""
@@ -227,6 +237,16 @@ class Maker:
         descent = Descent("", "a step of a build", plan.key)
         return await self._second(snapshot, "build", "step", descent, plan.context.settings)
 
+    async def _flat(self, made: Snapshot) -> Snapshot:
+        memory = made.memory
+        if memory is None or sum(delta.bytes for delta in memory.deltas) < FLATTEN_BYTES:
+            return made
+        try:
+            await self._after.flatten(made.id)
+        except AenvError as error:  # it is as good, only starts from it cost more
+            log.warning("the memory of %s stays in layers: %s", made.id, error)
+        return self._snapshots.get(made.id)
+
     async def for_template(self, made: Snapshot, descent: Descent, settings: GuestSettings) -> Snapshot:
         """The snapshot that a template's sandboxes start from: another record over the same files.
 
@@ -234,7 +254,7 @@ class Maker:
             StoreFull, StoreFault: it cannot be recorded.
         """
         record = await self._second(made, descent.id, "template", descent, settings)
-        self._tend(record.id)
+        self._after.tend(record.id)
         return record
 
     async def _second(

@@ -408,6 +408,15 @@ class Sandboxes:
         """Clear away, by and by, the files of snapshots that nobody refers to."""
         self._core.collect_soon()
 
+    async def flatten(self, snapshot_id: str) -> None:
+        """Give a snapshot that many will start from a flat memory file now.
+
+        Raises:
+            StoreCorrupt, StoreFull, StoreFault, HostFault: it is as it was.
+        """
+        if self._core.upkeep is not None:
+            await self._core.upkeep.flatten(snapshot_id)
+
     def drop_outdated(self) -> None:
         """Delete first snapshots of templates that are gone or were built anew."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):

@@ -125,6 +125,33 @@ def test_what_cannot_be_captured_runs_on(node: RunningNode, sandbox: Sandbox, le
     assert before.items() <= contents(node).items()
 
 
+def test_a_build_that_finds_no_space_fails_and_says_so(node: RunningNode, host_audit: None) -> None:
+    """It does not wait for space, nothing of it is left, and what was done before is kept."""
+    texts = ["echo kept", "head -c 60000000 /dev/urandom > much; sync"]
+    with filled(node, 24 * MIB):
+        status = built(node, "crowded", texts)
+        assert status["status"] == "error"
+        assert status["reason"]["step"] == "2", status
+        assert "space" in status["reason"]["message"].lower(), status
+    status = built(node, "crowded", texts[:1])
+    assert status["status"] == "ready", status
+    require_whole(node)
+
+
+def built(node: RunningNode, name: str, texts: list[str]) -> dict[str, Any]:
+    """Build on `base`; the status at the end, with the log."""
+    steps = [{"type": "RUN", "args": [text]} for text in texts]
+    with node.client() as client:
+        asked = client.post("/v3/templates", json={"name": name}).json()
+        path = f"/templates/{asked['templateID']}/builds/{asked['buildID']}"
+        assert client.post(f"/v2{path}", json={"fromTemplate": "base", "steps": steps}).status_code == 202
+        deadline = time.monotonic() + 240
+        while (status := client.get(f"{path}/status").json())["status"] in ("waiting", "building"):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+    return dict(status)
+
+
 def test_a_guest_that_cannot_write_stands_still_until_it_can(node: RunningNode, sandbox: Sandbox) -> None:
     """Nobody hangs: who is connected is cut off, who comes is told why. What it was writing is whole."""
     sandbox.commands.run("head -c 8000000 /dev/urandom > /dev/shm/data")

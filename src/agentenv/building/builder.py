@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agentenv.building.contexts import Contexts
 from agentenv.building.definition import BASE, Definition
@@ -18,7 +19,8 @@ from agentenv.building.maker import Maker
 from agentenv.building.plan import Plan, plan
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
-from agentenv.errors import AenvError, Conflict, InvalidRequest
+from agentenv.errors import AenvError, Conflict, InvalidRequest, NotFound, StoreFault
+from agentenv.sandbox.core import RETRY_S
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import Descent, Snapshot
 from agentenv.template import names
@@ -63,6 +65,7 @@ class Builder:
         self._flights = Flights()
         self._turns = asyncio.Semaphore(settings.builds_at_once or os.cpu_count() or 1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._owed: dict[str, asyncio.TimerHandle] = {}
         self._stopping = False
 
     # Life
@@ -83,6 +86,8 @@ class Builder:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._maker.stop()
+        for timer in self._owed.values():  # the next start makes up for it
+            timer.cancel()
 
     def sweep(self, now: float | None = None) -> None:
         """Forget what nobody asks for any more: builds that were never begun, old ones, old uploads."""
@@ -184,7 +189,10 @@ class Builder:
 
     async def _run(self, build: Build, definition: Definition) -> None:
         def tell(entries: Sequence[Entry]) -> None:
-            self._logs.add(build.id, entries)
+            try:
+                self._logs.add(build.id, entries)
+            except StoreFault as error:  # no reason for a build to fail
+                log.warning("what build %s tells is not kept: %s", build.id, error)
 
         feed = Feed()
         feed.listen(tell)
@@ -233,13 +241,17 @@ class Builder:
                 return await self._maker.make(planned, ground, feed)
 
     def _end(self, build: Build, reason: Reason) -> None:
-        """A build has failed, unless it was cancelled or deleted meanwhile."""
+        """A build has failed, unless it was cancelled or deleted meanwhile. What cannot be recorded now is
+        tried again: a full disk is often why it failed."""
+        self._owed.pop(build.id, None)
         try:
             self._builds.fail(build.id, reason)
-        except (Conflict, InvalidRequest):
+        except (Conflict, NotFound):
             return
-        except AenvError as error:
-            log.info("build %s: %s (%s)", build.id, reason.message, error)
+        except StoreFault as error:
+            log.warning("build %s: its end is not recorded yet: %s", build.id, error)
+            again = partial(self._end, build, reason)
+            self._owed[build.id] = asyncio.get_running_loop().call_later(RETRY_S, again)
             return
         log.info("build %s failed: %s", build.id, reason.message)
 

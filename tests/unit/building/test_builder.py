@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.building import builder
 from agentenv.building.definition import Step, define
 from agentenv.errors import Conflict, GuestFault, HostFault, InvalidRequest, NotFound, StoreFull
 from agentenv.image.config import ImageConfig
@@ -313,6 +314,24 @@ async def test_a_disk_that_cannot_be_written_ends_the_build(place: Workplace) ->
     broken = await ended(place, build)
     assert broken.reason is not None
     assert (broken.reason.step, "cannot be written: No space 0" in broken.reason.message) == ("1", True)
+    assert_clean(place)
+
+
+async def test_an_end_that_cannot_be_recorded_is_recorded_later(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "RETRY_S", 0.01)
+    place.failing["one"] = "exit status 1"
+    place.steps.hold("run one")
+    build = begin(place, run("one"))
+    await place.steps.reached("run one")
+    place.node.database.query("PRAGMA query_only=1")
+    place.steps.let_go("run one")
+    assert (await ended(place, build)).state is BuildState.BUILDING, "nothing can be written"
+    place.node.database.query("PRAGMA query_only=0")
+    while place.builder._owed:
+        await asyncio.sleep(0.01)
+    assert (await ended(place, build)).state is BuildState.ERROR
     assert_clean(place)
 
 

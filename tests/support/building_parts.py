@@ -78,7 +78,9 @@ class MemoryImages:
         digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
         rootfs = self._directory / f"{digest[7:20]}.ext4"
         rootfs.write_bytes(b"a filesystem")
-        return CachedImage(digest, rootfs, 1024, 12, self.config, self.config.user or "root", "/root")
+        return CachedImage(
+            digest, rootfs, disk_mib or 1024, 200 << 20, self.config, self.config.user or "root", "/root"
+        )
 
     def keep(self, digest: str) -> MemoryHold:
         return MemoryHold(self.held, digest)

@@ -51,7 +51,13 @@ def _making(router: APIRouter, builder: Builder) -> None:
         name = body.name or body.alias
         if name is None:
             raise InvalidRequest("name is missing")
-        named, build = builder.open(name, body.tags or (), vcpus=body.cpuCount, memory_mib=body.memoryMB)
+        named, build = builder.open(
+            name,
+            body.tags or (),
+            vcpus=body.cpuCount,
+            memory_mib=body.memoryMB,
+            free_mib=body.minFreeDiskMb,
+        )
         return answers.json(_opened(named, build), 202)
 
     @router.post("/v2/templates/{template_id:path}/builds/{build_id}", status_code=202)

@@ -25,7 +25,7 @@ from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import Descent, Snapshot
 from agentenv.template import names
 from agentenv.template.builds import Builds
-from agentenv.template.create import MEMORY_MIB_MAX, VCPUS_MAX
+from agentenv.template.create import DISK_MIB_MAX, MEMORY_MIB_MAX, VCPUS_MAX
 from agentenv.template.records import Build, Named, Reason, Template
 from agentenv.template.states import ENDS, BuildState
 from agentenv.template.store import Templates
@@ -106,6 +106,7 @@ class Builder:
         *,
         vcpus: int | None = None,
         memory_mib: int | None = None,
+        free_mib: int | None = None,
     ) -> tuple[Named, Build]:
         """A build that waits for `begin`.
 
@@ -117,12 +118,14 @@ class Builder:
         reference = names.parse(name)
         _within("cpuCount", vcpus, 1, VCPUS_MAX)
         _within("memoryMB", memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)
+        _within("minFreeDiskMb", free_mib, 0, DISK_MIB_MAX)
         known = self._templates.find_named(reference.name)
         build = self._builds.open(
             known.name if known else reference.name,
             names.wanted_tags(reference, tags),
             vcpus=vcpus,
             memory_mib=memory_mib,
+            free_mib=free_mib or 0,
         )
         return self._templates.named(build.template_id), build
 

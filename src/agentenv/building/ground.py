@@ -161,6 +161,10 @@ class Grounds:
                 remedy="AENV_BUILD_FROM_PATHS lets builds read images from this host's files",
             )
         found = await self._images.get(image, credentials=credentials, progress=progress)
+        if build is not None and (disk_mib := grown(found, build.free_mib)) is not None:
+            found = await self._images.get(
+                image, credentials=credentials, disk_mib=disk_mib, progress=progress
+            )
         usual = Resources(self._settings.vcpus, self._settings.memory_mib, found.disk_mib)
         resources = _resources(build, usual)
         config = found.config
@@ -179,6 +183,12 @@ class Grounds:
             account=USER if user == USER else None,
             _keep=(lambda: self._images.keep(found.digest),),
         )
+
+
+def grown(image: CachedImage, free_mib: int) -> int | None:
+    """The MiB of a filesystem that has so much free above an image's files; None where it has that."""
+    wanted = (image.size_bytes >> 20) + free_mib
+    return wanted if wanted > image.disk_mib else None
 
 
 def _resources(build: Build | None, usual: Resources) -> Resources:

@@ -26,7 +26,13 @@ class Builds:
         self._templates = templates
 
     def open(
-        self, name: str, tags: tuple[str, ...], *, vcpus: int | None = None, memory_mib: int | None = None
+        self,
+        name: str,
+        tags: tuple[str, ...],
+        *,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        free_mib: int = 0,
     ) -> Build:
         """A build that waits to be told what it is made of, and gets the tags when it is ready. The template
         is made where there is none of that name.
@@ -38,7 +44,15 @@ class Builds:
         with self._database.transaction() as cursor:
             template_id = self._templates.claim_name(cursor, name, now)
             build = Build(
-                str(uuid.uuid4()), template_id, BuildState.WAITING, now, now, tags, vcpus, memory_mib
+                str(uuid.uuid4()),
+                template_id,
+                BuildState.WAITING,
+                now,
+                now,
+                tags,
+                vcpus,
+                memory_mib,
+                free_mib,
             )
             insert(cursor, build)
         return build

@@ -56,8 +56,8 @@ class Reason:
 
 @dataclass(frozen=True)
 class Build:
-    """One making of a template. `vcpus` and `memory_mib` are None where the request did not say; `made`
-    is there once it is ready."""
+    """One making of a template. `vcpus` and `memory_mib` are None where the request did not say; `free_mib`
+    is how much of its disk is to be free above an image; `made` is there once it is ready."""
 
     id: str
     template_id: str
@@ -67,6 +67,7 @@ class Build:
     tags: tuple[str, ...] = ()
     vcpus: int | None = None
     memory_mib: int | None = None
+    free_mib: int = 0
     reason: Reason | None = None
     made: Template | None = None
 

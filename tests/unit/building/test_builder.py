@@ -190,6 +190,16 @@ async def test_images(place: Workplace, config: ImageConfig, user: str, workdir:
     assert place.machines_made == 1, "the base is booted once"
 
 
+async def test_room_on_the_disk(place: Workplace) -> None:
+    for free_mib, disk_mib in ((0, 1024), (824, 1024), (825, 1025), (5000, 5200)):
+        _, build = place.builder.open("mine", free_mib=free_mib)
+        place.builder.begin(build, define(image="registry/image"))
+        made = (await ended(place, build)).made
+        assert made is not None and made.disk_mib == disk_mib
+    with pytest.raises(InvalidRequest, match="minFreeDiskMb"):
+        place.builder.open("mine", free_mib=-1)
+
+
 async def test_files_of_this_host_are_no_images_unless_allowed(place: Workplace) -> None:
     build = await ended(place, begin(place, image="rootfs:/"))
     assert build.reason is not None and build.reason.step == "base"

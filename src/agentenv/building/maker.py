@@ -24,7 +24,7 @@ from agentenv.sandbox import starting
 from agentenv.sandbox.core import outcome
 from agentenv.sandbox.guest import CommandFailed, Output
 from agentenv.sandbox.prepare import Prepared
-from agentenv.snapshot.records import Descent, GuestSettings, Snapshot
+from agentenv.snapshot.records import Descent, GuestSettings, Kind, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import Incompatible
 
@@ -80,16 +80,24 @@ class Maker:
         """
         with ground.held():
             done, snapshot = await self._known_part(plan, ground, feed)
-            self._tell_known(plan, done, feed)
-            for planned in plan.rest(done):
-                if planned.number in ground.origins:  # before there is a machine that would wait for another
-                    await self._collect(planned, ground.origins[planned.number], feed)
-            if plan.rest(done) or plan.start or plan.login_path:
-                made = await self._in_a_machine(plan, done, snapshot, ground, feed)
-            else:
-                made = await self._as_it_is(plan, snapshot)
+            hold = self._snapshots.keep(snapshot)
+            try:
+                made = await self._from(plan, done, snapshot, ground, feed)
+            finally:
+                hold.release()
             self._cache.put(plan.key, made)
             return await self._flat(made)
+
+    async def _from(self, plan: Plan, done: int, snapshot: Snapshot, ground: Ground, feed: Feed) -> Snapshot:
+        """Make the rest after step `done`, of which `snapshot` is the outcome."""
+        self._tell_known(plan, done, feed)
+        rest = plan.rest(done)
+        for planned in rest:
+            if planned.number in ground.origins:  # before there is a machine that would wait for another
+                await self._collect(planned, ground.origins[planned.number], feed)
+        if rest or plan.start or plan.login_path:
+            return await self._in_a_machine(plan, done, snapshot, ground, feed)
+        return await self._as_it_is(plan, snapshot)
 
     async def _known_part(self, plan: Plan, ground: Ground, feed: Feed) -> tuple[int, Snapshot]:
         """The last step of which the outcome is known (0: the base), and that."""
@@ -258,7 +266,7 @@ class Maker:
         return record
 
     async def _second(
-        self, made: Snapshot, owner: str, kind: str, descent: Descent, settings: GuestSettings
+        self, made: Snapshot, owner: str, kind: Kind, descent: Descent, settings: GuestSettings
     ) -> Snapshot:
         hold = self._snapshots.keep(made)
         try:
@@ -267,7 +275,7 @@ class Maker:
                 record = replace(
                     made,
                     id=draft.id,
-                    kind="template" if kind == "template" else "step",
+                    kind=kind,
                     template=descent,
                     guest=settings,
                     names=(),

@@ -143,11 +143,15 @@ def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, source: Path) -> No
 
 
 def _add_archive(tar: tarfile.TarFile, archive: Archive) -> None:
+    there = {archive.into}
     with opened(archive.path) as members:
         for member in members:
             name = inside(archive.into, member.name)
             if name == archive.into:
                 continue
+            for parent in _missing(name, there):  # they belong to root, and not to whom this member does
+                _add_entry(tar, Entry(parent, "directory", 0o755))
+            there.update({name} if member.isdir() else ())
             data = members.extractfile(member) if member.isreg() else None
             if member.islnk():
                 member.linkname = inside(archive.into, member.linkname)
@@ -155,6 +159,15 @@ def _add_archive(tar: tarfile.TarFile, archive: Archive) -> None:
             if member.issparse():  # its holes are written out
                 member.type, member.sparse = tarfile.REGTYPE, None
             tar.addfile(member, data)
+
+
+def _missing(name: str, there: set[str]) -> list[str]:
+    """The directories above `name` that no member has made, the upper ones first; they count as made then."""
+    found: list[str] = []
+    while (name := posixpath.dirname(name)) not in there:
+        found.append(name)
+    there.update(found)
+    return found[::-1]
 
 
 @contextmanager

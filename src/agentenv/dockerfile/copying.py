@@ -255,7 +255,8 @@ def _step(
     keeps_owners: bool = False,
 ) -> Step:
     # Without --chown files belong to root, whoever the USER is; E2B's own default would be the USER.
-    owner = copying.owner or "0:0"
+    keeps_owners = keeps_owners and not copying.owner
+    owner = "" if keeps_owners else copying.owner or "0:0"
     return step(
         "COPY",
         (source, copying.destination, owner, copying.mode),
@@ -263,5 +264,5 @@ def _step(
         copying.instruction.text,
         bundle=bundle,
         origin=origin,
-        extra=("owners",) if keeps_owners and not copying.owner else (),
+        extra=("owners",) if keeps_owners else (),
     )

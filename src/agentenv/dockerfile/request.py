@@ -13,7 +13,7 @@ nodes read; one that does not know a field builds without it, as described:
 `verbatim: true` (all but RUN)
     The arguments hold no variables. Without it: a dollar sign and a name are replaced.
 `owners: "archive"` (COPY)
-    Owners are the archive's own. Without it: root.
+    Owners are the archive's own; none is named then. Without it: the USER.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -21,7 +22,11 @@ def only(text: str) -> Instruction:
 
 
 def run(command: str, shell: tuple[str, ...] = ("/bin/sh", "-c")) -> tuple[int, str]:
-    done = subprocess.run([*shell, command], capture_output=True, text=True, timeout=30, check=False)
+    # Without the home of whoever runs this: a login shell's start-up files there may do anything.
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [*shell, command], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     return done.returncode, done.stdout
 
 
@@ -69,7 +74,7 @@ def test_the_shell_of_shell() -> None:
 @settings(max_examples=25, deadline=None)
 def test_any_value_of_an_argument_reaches_the_command(value: str) -> None:
     command = run_text(only('RUN printf "%s" "$A"'), DEFAULT_SHELL, {"A": value})
-    done = subprocess.run(["/bin/sh", "-c", command.encode()], capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["/bin/sh", "-c", command.encode()], capture_output=True, timeout=120, check=False)
     assert done.stdout == value.encode()
 
 

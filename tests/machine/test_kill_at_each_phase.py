@@ -29,7 +29,7 @@ pytestmark = pytest.mark.machine
 
 DOOMED = Path(__file__).parents[1] / "support" / "doomed_serve.py"
 
-# Deaths at the end of phases whose end is followed by the start of another one, too.
+# Deaths at the end of phases that another one follows as well, and all that takes long.
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
 
 Found = Literal["running", "paused", "gone"]
@@ -252,8 +252,8 @@ def test_death(world: World, way: Way, phase: str, moment: Moment, found: Found)
     else:
         assert machine_pid(world.node, world.of) == pid
         assert world.marks() == [f"{world.mark}", f"{world.mark}", "1"]
-        if not way.creates:
-            check_it_goes_on(world)
+        if not way.creates and (SOAK or complete or phase in ("run", "publish")):
+            check_it_goes_on(world)  # where a layer had been sealed already
     world.forget_snapshots()
     assert world.phases() <= TABLE, "a phase that no way here goes through"
 
@@ -276,8 +276,12 @@ def check_it_wakes(world: World, way: Way, mark: str) -> None:
     """A sandbox that was paused before, or is paused now, has all that it had."""
     assert world.sandbox is not None
     assert machine_pid(world.node, world.of) is None
-    world.sandbox.connect(timeout=600)
     disk_alone = way.before == "disk" or way.name == "rollback-to-a-disk"
+    if disk_alone and not SOAK:  # a boot takes long, and is as any other
+        world.sandbox.kill()
+        world.sandbox = None
+        return
+    world.sandbox.connect(timeout=600)
     assert world.marks() == ([mark, "none", "0"] if disk_alone else [mark, mark, "1"])
 
 

@@ -91,13 +91,13 @@ def test_children_are_independent(node: RunningNode, family: list[Sandbox]) -> N
 
 
 def check_names(family: list[Sandbox]) -> None:
-    """Host name, machine-id and boot-id are each one's own."""
+    """Host name and machine-id are each one's own; the boot is one that all of them went through."""
     told = everywhere(
         family, "hostname; cat /etc/hostname /etc/machine-id; cat /proc/sys/kernel/random/boot_id; id -un"
     )
     assert [each[:2] for each in told] == [[sandbox.sandbox_id] * 2 for sandbox in family]
     assert len({each[2] for each in told}) == len(family)
-    assert len({each[3] for each in told}) == len(family)
+    assert len({each[3] for each in told}) == 1
     assert len({sandbox._envd_access_token for sandbox in family}) == len(family)
 
 

@@ -54,8 +54,8 @@ def set_hostname(name: str) -> None:
 def settle_boot_id() -> None:
     """Has the kernel make its boot id, which it does when it is first asked for it.
 
-    Asked before anything is captured, it stays what it is wherever the guest goes back to; and siblings,
-    whose randomness differs by now, get one each.
+    Asked before anything is captured, it stays what it is wherever the guest goes back to. What starts from
+    one template has one each, since its randomness differs by now; a fork's children share that boot.
     """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         file.read()

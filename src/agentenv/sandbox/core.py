@@ -22,6 +22,7 @@ from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.requests import Stopping
 from agentenv.sandbox.transitions import ENDS, Enter, Join, Operation, Outcome, State, Stay, settle
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.vmm.machine import Exit, Machine
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class Core:
         admission: Admission,
         boot_id: str,
         turn_limit_s: float,
+        upkeep: Upkeep | None = None,
     ) -> None:
+        self.upkeep = upkeep
         self.admission = admission
         self.settings = settings
         self.launcher = launcher
@@ -117,14 +120,38 @@ class Core:
         if self.all.owes:
             self.collect_soon()
 
-    def hold(self, live: Live) -> None:
-        """Keep the files of the snapshots that a sandbox stands on and was born from."""
-        for role, snapshot_id in (("snapshot", live.record.snapshot), ("start", live.record.start)):
+    def hold(self, live: Live, *, changed: str | None = None) -> None:
+        """Keep the files of the snapshots that a sandbox stands on and was born from, and those that its
+        machine runs from, which may be others by now. `changed` is a snapshot to be kept anew."""
+        machine = live.machine
+        used = self.snapshots.names_of(machine.stands_on) if machine is not None else ()
+        for role, snapshot_id, extra in (
+            ("snapshot", live.record.snapshot, used),
+            ("start", live.record.start, ()),
+        ):
             held = live.holds.get(role)
-            if held is not None and held.record.id == snapshot_id:
+            same = held is not None and held.record.id == snapshot_id != changed
+            if held is not None and same and held.files.issuperset(extra):
                 continue
             found = None if snapshot_id is None else self.snapshots.recorded(snapshot_id)
-            live.keep(role, None if found is None else self.snapshots.keep(found))
+            live.keep(role, None if found is None else self.snapshots.keep(found, *extra))
+
+    def snapshot_changed(self, snapshot_id: str) -> None:
+        """A snapshot has other files than before: keep those, and not what nobody needs any more. Who is
+        about to start from the ones before goes on to keep them."""
+        for live in self.all:
+            if not live.busy and snapshot_id in (live.record.snapshot, live.record.start):
+                self.hold(live, changed=snapshot_id)
+        self.collect_soon()
+
+    def starts_of(self, snapshot_id: str) -> int:
+        """How many sandboxes there are that were started from a snapshot."""
+        return sum(live.record.start == snapshot_id for live in self.all)
+
+    def tend(self, snapshot_id: str) -> None:
+        """A snapshot is new, or was started from: see in the background what is to be done for it."""
+        if self.upkeep is not None:
+            self.upkeep.look(snapshot_id)
 
     def set_end(self, live: Live, end_at: float) -> None:
         """Let a running sandbox's time end then."""

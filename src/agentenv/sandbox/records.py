@@ -9,11 +9,9 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from agentenv.errors import StoreCorrupt
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
+from agentenv.records.document import Documents
 from agentenv.sandbox.transitions import ENDS, State
 from agentenv.snapshot.records import GuestSettings
 from agentenv.vmm.machine import MachineSpec
@@ -112,24 +110,9 @@ class Sandbox:
         return None if kept_s is None else now + kept_s
 
 
-_CODEC = TypeAdapter(Sandbox)
-
-
-def encode(record: Sandbox) -> str:
-    """The record as a JSON document."""
-    return _CODEC.dump_json(record).decode()
-
-
-def decode(document: str) -> Sandbox:
-    """The record of a JSON document.
-
-    Raises:
-        StoreCorrupt: it is not one.
-    """
-    try:
-        return _CODEC.validate_json(document)
-    except ValidationError as error:
-        raise StoreCorrupt(f"a sandbox record cannot be read: {error}") from None
+_DOCUMENTS = Documents(Sandbox, "a sandbox record")
+encode = _DOCUMENTS.encode
+decode = _DOCUMENTS.decode
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
@@ -132,6 +133,8 @@ class Registry:
             verdict = decide(operation, live.record.state)
             if isinstance(verdict, Refuse):
                 raise verdict.error(f'Sandbox "{sandbox_id}" {verdict.reason}')
+            if operation is not Operation.REFRESH:
+                live.active_at = time.monotonic()
             if not isinstance(verdict, Wait) and not (isinstance(verdict, Enter) and live.busy):
                 return live, verdict
             await live.settled(deadline - loop.time())
@@ -146,9 +149,12 @@ class Registry:
         return NotFound(message)
 
     def route(self, sandbox_id: str) -> Route | None:
-        """See proxy.directory.Directory."""
+        """See proxy.directory.Directory. Whoever asks is about to use it."""
         live = self._live.get(sandbox_id)
-        return None if live is None else route_of(live)
+        if live is None:
+            return None
+        live.active_at = time.monotonic()
+        return route_of(live)
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
         """See proxy.directory.Directory."""

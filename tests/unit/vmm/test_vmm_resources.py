@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import HostFault, StoreFull
+from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.vmm import namespace, process, sockets
+from agentenv.vmm import namespace, sockets
 from agentenv.vmm.cgroup import Cgroups
 from agentenv.vmm.resources import TOKEN, Resources
 from agentenv.vmm.settle import settled
@@ -116,7 +117,7 @@ async def test_a_recorded_pid_that_is_another_process_now_is_not_touched(
     resources: Resources, ledger: Ledger
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as innocent:
-        started = process.start_time(innocent.pid)
+        started = start_time(innocent.pid)
         assert started is not None
         entry = resources.record_process("m1", "token-of-another")
         ledger.amend(entry, pid=innocent.pid, start=started - 1)

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.machine
 
 CHILDREN = 3
 
+# How long a guest's clock takes to be set where the host is busy, which it is late by then.
+CLOCK_LIMIT_S = 10.0
+
 # A process that lives on in each child. `random` is seeded once, from the kernel; what comes after a fork
 # is the same in all of them, as on every fork, unless it asks the kernel again.
 PROGRAM = """
@@ -88,7 +91,7 @@ def test_children_are_independent(node: RunningNode, family: list[Sandbox]) -> N
 
 
 def check_names(family: list[Sandbox]) -> None:
-    """Host name and machine-id are each one's own; the kernel's boot is one that all of them went through."""
+    """Host name and machine-id are each one's own; the boot is one that all of them went through."""
     told = everywhere(
         family, "hostname; cat /etc/hostname /etc/machine-id; cat /proc/sys/kernel/random/boot_id; id -un"
     )
@@ -106,14 +109,14 @@ def check_randomness_and_clock(family: list[Sandbox]) -> None:
         sandbox.commands.run(
             f"until [ $(cut -d' ' -f1 /dev/shm/told) -gt {int(number) + 1} ]; do sleep 0.05; done"
         )
-    earliest = time.time() - 2
+    earliest = time.time() - CLOCK_LIMIT_S
     told = everywhere(
         family, "cat /dev/shm/told; date +%s.%N; python3 -c 'import random; print(random.random())'"
     )
-    latest = time.time() + 2
+    latest = time.time() + CLOCK_LIMIT_S
     for each in told:
         assert len(each) == 3 + 6 + 2
-        assert earliest - 2 <= float(each[1]) <= latest
+        assert earliest <= float(each[1]) <= latest
         assert earliest <= float(each[-2]) <= latest
     numbers = [value for each in told for value in (*each[3:9], each[-1])]
     assert len(set(numbers)) == len(numbers)

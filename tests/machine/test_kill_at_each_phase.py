@@ -29,7 +29,7 @@ pytestmark = pytest.mark.machine
 
 DOOMED = Path(__file__).parents[1] / "support" / "doomed_serve.py"
 
-# Deaths at the end of phases whose end is followed by the start of another one, too.
+# Deaths at the end of phases that another one follows as well, and all that takes long.
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
 
 Found = Literal["running", "paused", "gone"]
@@ -82,7 +82,8 @@ WAYS = (
     Way("create-from-a-disk", "create", ("boot",), NEW, {**BASE, "templateID": "DISK"},
         before="any", found="gone"),
     Way("checkpoint", "checkpoint", CAPTURE, "/sandboxes/of/snapshots", last="running"),
-    Way("checkpoint-of-the-disk", "checkpoint", ("agent",), "/sandboxes/of/snapshots", {"memory": False}),
+    Way("checkpoint-of-the-disk", "checkpoint", ("agent", "thaw"), "/sandboxes/of/snapshots",
+        {"memory": False}),
     Way("fork", "fork", CAPTURE, "/sandboxes/of/fork", {"count": 2}, last="running"),
     Way("fork-its-children", "create", ("restore", "agent"), "/sandboxes/of/fork", {"count": 2},
         last="running"),
@@ -98,8 +99,14 @@ WAYS = (
         {"snapshotID": "CHECKPOINT"}, before="paused", found="paused"),
     Way("rollback-to-a-disk", "rollback", ("boot",), "/sandboxes/of/rollback", {"snapshotID": "DISK"},
         found="paused"),
+    Way("refresh", "refresh", ("stop", "capture", "publish"), "/sandboxes/of/refreshes"),
+    Way("refresh-as-it-starts-anew", "refresh", ("end", *RESTORE), "/sandboxes/of/refreshes",
+        found="paused", last="paused"),
     Way("kill", "kill", ("release",), "/sandboxes/of", found="gone", last="gone", method="DELETE"),
 )  # fmt: skip
+
+# What a template's start command takes lies between two phases of its preparation: `agent` and `stop`.
+ELSEWHERE = {"start"}
 
 TABLE = frozenset((way.operation, phase) for way in WAYS for phase in way.phases)
 
@@ -252,8 +259,8 @@ def test_death(world: World, way: Way, phase: str, moment: Moment, found: Found)
     else:
         assert machine_pid(world.node, world.of) == pid
         assert world.marks() == [f"{world.mark}", f"{world.mark}", "1"]
-        if not way.creates:
-            check_it_goes_on(world)
+        if not way.creates and (SOAK or complete or phase in ("run", "publish")):
+            check_it_goes_on(world)  # where a layer had been sealed already
     world.forget_snapshots()
     assert world.phases() <= TABLE, "a phase that no way here goes through"
 
@@ -276,8 +283,12 @@ def check_it_wakes(world: World, way: Way, mark: str) -> None:
     """A sandbox that was paused before, or is paused now, has all that it had."""
     assert world.sandbox is not None
     assert machine_pid(world.node, world.of) is None
-    world.sandbox.connect(timeout=600)
     disk_alone = way.before == "disk" or way.name == "rollback-to-a-disk"
+    if disk_alone and not SOAK:  # a boot takes long, and is as any other
+        world.sandbox.kill()
+        world.sandbox = None
+        return
+    world.sandbox.connect(timeout=600)
     assert world.marks() == ([mark, "none", "0"] if disk_alone else [mark, mark, "1"])
 
 
@@ -301,5 +312,5 @@ def test_the_table_has_all_phases_and_operations() -> None:
                 into = {"phases": named, "Phases": operations}.get(node.func.id)
                 if into is not None and isinstance(node.args[0], ast.Constant):
                     into.add(str(node.args[0].value))
-    assert named == {phase for _, phase in TABLE}
+    assert named - ELSEWHERE == {phase for _, phase in TABLE}
     assert operations <= {operation for operation, _ in TABLE}

@@ -133,8 +133,14 @@ def unreachable(node: RunningNode, sandbox: Sandbox) -> Iterator[None]:
         each.name for each in resources(node) if each.kind == "slot" and each.owner == sandbox.sandbox_id
     ]
     inside = ["nsenter", f"--net=/run/netns/{name}", "nft"]
-    rules = "table inet test { chain all { type filter hook forward priority -500;"
-    rules += " tcp dport 49983 drop; } }"
+    rules = """
+        table inet test {
+            chain agent {
+                type filter hook forward priority -500
+                tcp dport 49983 drop
+            }
+        }
+    """
     subprocess.run([*inside, "-f", "-"], input=rules, text=True, check=True)
     try:
         yield

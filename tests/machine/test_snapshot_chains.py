@@ -84,10 +84,13 @@ def test_every_checkpoint_of_a_chain_can_be_started_from(node: RunningNode, sand
             f" md5sum /dev/shm/[0-9]* > /home/user/sums"
         )
         points.append(sandbox.create_snapshot().snapshot_id)
+    names = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id"
+    before = sandbox.commands.run(names).stdout
     with node.client() as client:
         back = client.post(f"/sandboxes/{sandbox.sandbox_id}/rollback", json={"snapshotID": points[1]})
         assert back.status_code == 200, back.text
         assert_is(sandbox, 1)
+        assert sandbox.commands.run(names).stdout == before
         assert client.delete(f"/sandboxes/{sandbox.sandbox_id}").status_code == 204
     some = range(CHECKPOINTS) if SOAK else (0, CHECKPOINTS // 2, CHECKPOINTS - 1)
     for number in some:

@@ -3,6 +3,8 @@
 Each phase that begins is written to DIRECTORY/phases, as a line `OPERATION PHASE`. While DIRECTORY/doom
 says `OPERATION PHASE started` (or `complete`), the process kills itself there; it takes the file away
 first, so that its next life goes on. With ` machine` after that it kills the sandbox's machine instead.
+
+A refresh of a sandbox's memory, which the node decides upon by itself, is had by E2B's call `refreshes`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from agentenv.cli import main
 from agentenv.sandbox.phases import Phases
+from agentenv.sandbox.service import Sandboxes
 
 DIRECTORY = Path(sys.argv.pop(1))
 original = Phases.__call__
@@ -55,5 +58,10 @@ def traced(self: Phases, name: str) -> Iterator[None]:
     reach(self, f"{phase} complete")
 
 
+async def refresh(self: Sandboxes, sandbox_id: str, duration_s: int) -> None:
+    await self.refresh_memory(sandbox_id)
+
+
 setattr(Phases, "__call__", traced)  # noqa: B010
+setattr(Sandboxes, "refresh", refresh)  # noqa: B010
 main()

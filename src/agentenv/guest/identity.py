@@ -52,6 +52,16 @@ def set_hostname(name: str) -> None:
     socket.sethostname(name)
 
 
+def settle_boot_id() -> None:
+    """Has the kernel make its boot id, which it does when it is first asked for it.
+
+    Asked before anything is captured, it stays what it is wherever the guest goes back to. What starts from
+    one template has one each, since its randomness differs by now; a fork's children share that boot.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        file.read()
+
+
 def write_hostname(name: str) -> None:
     """The host name in /etc/hostname and /etc/hosts (without which sudo waits for a resolver)."""
     write_file("/etc/hostname", f"{name}\n")

@@ -132,7 +132,7 @@ def _changes(message: Message) -> tuple[list[Callable[[], object]], list[Callabl
     if name := text_field(message, "hostname"):
         if len(name) > 64 or not _NAME_CHARACTERS.issuperset(name):
             raise ConnectError("invalid_argument", f"hostname {name!r} is not a host name")
-        changes.append(lambda: identity.set_hostname(name))
+        changes += [lambda: identity.set_hostname(name), identity.settle_boot_id]
         files.append(lambda: identity.write_hostname(name))
     if machine := text_field(message, "machineId"):
         if len(machine) != 32 or not set(machine) <= set("0123456789abcdef"):

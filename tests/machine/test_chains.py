@@ -20,7 +20,7 @@ from support.running import RunningNode
 pytestmark = pytest.mark.machine
 
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
-CYCLES = 40 if SOAK else 9
+CYCLES = 40 if SOAK else 8
 LAYERS = 16 if SOAK else 4
 EVERY = 10 if SOAK else 4  # as often there is a checkpoint
 BELOW = 2  # the image and the template's layer

@@ -41,6 +41,11 @@ def default_runtime(home: Path) -> Path:
     return Path(f"/run/aenv-{tag}")
 
 
+def default_docker_config() -> Path:
+    """Where `docker login` keeps what it knows."""
+    return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+
+
 def hash_path(path: Path) -> int:
     """A stable 32-bit number for a path (FNV-1a), to tell data directories apart by name."""
     value = 0x811C9DC5
@@ -199,6 +204,29 @@ class Settings(BaseSettings):
         default=30.0, ge=0, description="Seconds without requests or computing after which one is idle."
     )
 
+    registry_mirrors: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Registry → its mirrors (HOST[:PORT]), which are asked first, in this order.",
+    )
+    insecure_registries: list[str] = Field(
+        default_factory=list,
+        description="Registries (HOST[:PORT]) that are spoken to by http, in the clear; all others by https.",
+    )
+    docker_config: Path = Field(
+        default_factory=default_docker_config,
+        description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",
+    )
+    ca_file: Path | None = Field(
+        default=None, description="Certificates (PEM) to trust besides the system's, as a proxy's own."
+    )
+    image_downloads: int = Field(default=3, ge=1, le=32, description="Layers of an image fetched at a time.")
+    image_conversions: int = Field(default=2, ge=1, description="Images fetched and converted at a time.")
+    image_cache_mib: int = Field(
+        default=20480,
+        ge=0,
+        description="MiB of layers and root filesystems kept although no template or snapshot needs them.",
+    )
+
     network_range: str = Field(
         default="10.192.0.0/12",
         description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",
@@ -247,6 +275,16 @@ class Settings(BaseSettings):
     def images_dir(self) -> Path:
         """Read-only root filesystems of templates."""
         return self.home / "images"
+
+    @property
+    def cache_dir(self) -> Path:
+        """Root filesystems of images by their content, shared by what is made from them."""
+        return self.images_dir / "cache"
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Layers and documents from registries, by digest."""
+        return self.home / "blobs"
 
     @property
     def machines_dir(self) -> Path:

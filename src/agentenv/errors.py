@@ -142,6 +142,14 @@ class StoreCorrupt(StoreFault):
     code = "store_corrupt"
 
 
+class Unreachable(AenvError):
+    """Another server that is needed for this, such as a registry, does not answer or cannot now."""
+
+    status = 502
+    code = "unreachable"
+    retry = True
+
+
 class OutcomeUnknown(AenvError):
     """It was begun, and whether it happened cannot be told; looking before retrying is wise."""
 

@@ -26,6 +26,7 @@ from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
+from agentenv.image.cache import Images
 from agentenv.network.resolver import Resolver, Upstreams
 from agentenv.network.slots import Slots
 from agentenv.proxy.front import front_protocol
@@ -122,6 +123,8 @@ class Node:
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)
         snapshots = Snapshots(database, ledger, settings.home)
+        images = Images(settings, database, ledger)
+        parts.push_async_callback(images.close)
         service = Sandboxes(
             settings,
             database,
@@ -135,7 +138,8 @@ class Node:
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        parts.push_async_callback(_cancelled, asyncio.create_task(_sweep(templates, service), name="sweep"))
+        sweep = asyncio.create_task(_sweep(templates, service, images), name="sweep")
+        parts.push_async_callback(_cancelled, sweep)
         front = front_protocol(service, settings)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
@@ -198,14 +202,15 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-async def _sweep(templates: Templates, service: Sandboxes) -> None:
-    """Remove what replaced templates left, now and from time to time."""
+async def _sweep(templates: Templates, service: Sandboxes, images: Images) -> None:
+    """Remove what replaced templates left, and images beyond the budget, now and from time to time."""
     while True:
         try:
             service.drop_outdated()
             templates.sweep()
-        except AenvError as error:  # nothing waits for it, and the next round comes
-            log.warning("files of replaced templates are not removed: %s", error)
+            await images.evict()
+        except (AenvError, OSError) as error:  # nothing waits for it, and the next round comes
+            log.warning("files that nothing needs are not removed: %s", error)
         await asyncio.sleep(SWEEP_S)
 
 

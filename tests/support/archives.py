@@ -85,11 +85,22 @@ MEDIA: dict[Callable[[bytes], bytes], str] = {
 }
 
 
-class Layout:
-    """An OCI layout directory being written."""
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+DOCKER_TYPES = {
+    MANIFEST: "application/vnd.docker.distribution.manifest.v2+json",
+    INDEX: "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.config.v1+json": "application/vnd.docker.container.image.v1+json",
+    MEDIA[gzipped]: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+}
 
-    def __init__(self, directory: Path) -> None:
+
+class Layout:
+    """An OCI layout directory being written; with `docker`, its parts have Docker's media types."""
+
+    def __init__(self, directory: Path, *, docker: bool = False) -> None:
         self.directory = directory
+        self._types = DOCKER_TYPES if docker else {}
         (directory / "blobs/sha256").mkdir(parents=True)
         (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
         self.entries: list[dict[str, Any]] = []
@@ -97,6 +108,7 @@ class Layout:
     def blob(self, data: bytes, media_type: str, **fields: Any) -> dict[str, Any]:
         """Store a blob; returns its descriptor."""
         digest = digest_of(data)
+        media_type = self._types.get(media_type, media_type)
         (self.directory / "blobs" / digest.replace(":", "/")).write_bytes(data)
         return {"mediaType": media_type, "digest": digest, "size": len(data), **fields}
 
@@ -123,18 +135,31 @@ class Layout:
         }
         manifest = {
             "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "mediaType": self._types.get(MANIFEST, MANIFEST),
             "config": self.document(document, "application/vnd.oci.image.config.v1+json"),
-            "layers": [self.blob(packed(layer), MEDIA[packed]) for layer in layers],
+            "layers": [self.blob(packed(layer), MEDIA.get(packed, MEDIA[gzipped])) for layer in layers],
         }
         extra: dict[str, Any] = {"platform": platform} if platform else {}
         if tag is not None:
             extra["annotations"] = {"org.opencontainers.image.ref.name": tag}
-        entry = self.document(manifest, "application/vnd.oci.image.manifest.v1+json", **extra)
+        entry = self.document(manifest, MANIFEST, **extra)
         if listed:
             self.entries.append(entry)
         self.write()
         return entry
+
+    def index(self, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Add an index of images; returns its descriptor."""
+        document = {"schemaVersion": 2, "mediaType": self._types.get(INDEX, INDEX), "manifests": entries}
+        return self.document(document, INDEX)
+
+    def read(self, entry: dict[str, Any]) -> bytes:
+        """The content that a descriptor names."""
+        return (self.directory / "blobs" / str(entry["digest"]).replace(":", "/")).read_bytes()
+
+    def config_digest(self, entry: dict[str, Any]) -> str:
+        """The digest of the configuration of an image, by its manifest's descriptor."""
+        return str(json.loads(self.read(entry))["config"]["digest"])
 
     def write(self) -> None:
         """Write index.json."""

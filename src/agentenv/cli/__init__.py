@@ -14,9 +14,11 @@ from agentenv.errors import AenvError, CapacityExceeded, GuestFault
 # Command -> (module, one line for the overview). A module is imported when its command runs, so
 # that `--help` and `--version` stay quick.
 COMMANDS = {
+    "build": ("agentenv.cli.build", "Build a template from a Dockerfile."),
     "doctor": ("agentenv.cli.doctor", "List what this host can do, what it lacks and how to get it."),
     "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
+    "pull": ("agentenv.cli.pull", "Fetch and convert an image, so that templates of it are made at once."),
     "serve": ("agentenv.cli.serve", "Run a node in the foreground."),
     "setup": ("agentenv.cli.setup", "Prepare the data directory: guest kernel, initramfs, tools drive."),
     "template": ("agentenv.cli.template", "Make, list and delete templates."),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from agentenv.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from agentenv.image.credentials import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +32,31 @@ def address_options(function: F) -> F:
         function
     )
     return click.option("--host", help="Address to listen on (127.0.0.1).")(function)
+
+
+def credential_options(function: F) -> F:
+    """`--username NAME` and `--password-stdin`, for a registry; see `credentials`."""
+    function = click.option(
+        "--password-stdin", is_flag=True, help="Read the password from standard input; it is not kept."
+    )(function)
+    return click.option("--username", metavar="NAME", help="User name at the registry, this time only.")(
+        function
+    )
+
+
+def credentials(username: str | None, password_stdin: bool) -> Credentials | None:
+    """What the two options give.
+
+    Raises:
+        InvalidRequest: one is there without the other.
+    """
+    from agentenv.image.credentials import Credentials
+
+    if not username and not password_stdin:
+        return None
+    if not username or not password_stdin:
+        raise InvalidRequest("--username and --password-stdin go together")
+    return Credentials(username, sys.stdin.readline().rstrip("\r\n"))
 
 
 def output_option(function: F) -> F:

@@ -13,8 +13,20 @@ import click
 from agentenv.config import Settings
 from agentenv.errors import HostFault, HostIncapable
 
-# What sudo would drop and the command needs: package tools reach their mirror through these.
-PASSED = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+# What sudo would drop and the command needs: package tools and pulls reach their servers through these.
+PASSED = (
+    *(
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+    ),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
 
 
 def require_root(settings: Settings) -> None:
@@ -50,6 +62,7 @@ def rather_as_root(settings: Settings) -> None:
 def _through_sudo(settings: Settings) -> NoReturn:
     kept = {name: value for name, value in os.environ.items() if name.startswith("AENV_") or name in PASSED}
     kept["AENV_HOME"] = str(settings.home)
+    kept["AENV_DOCKER_CONFIG"] = str(settings.docker_config)  # the user's own, not root's
     click.echo("aenv: this needs root: going on through sudo", err=True)
     assignments = [f"{name}={value}" for name, value in kept.items()]
     os.execvp("sudo", ["sudo", "env", *assignments, sys.executable, "-m", "agentenv", *sys.argv[1:]])

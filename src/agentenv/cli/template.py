@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agentenv import config
-from agentenv.cli.options import home_option, output_option
+from agentenv.cli.options import credential_options, credentials, home_option, output_option
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
@@ -34,6 +34,7 @@ def command() -> None:
 @click.option("--memory", type=click.IntRange(min=128), metavar="MIB", help="Memory in MiB (512).")
 @click.option("--disk", type=click.IntRange(min=64), metavar="MIB", help="Root disk in MiB (2048).")
 @click.option("--force", is_flag=True, help="Make it anew even if it is up to date.")
+@credential_options
 @home_option
 def create(
     name: str,
@@ -42,12 +43,17 @@ def create(
     memory: int | None,
     disk: int | None,
     force: bool,
+    username: str | None,
+    password_stdin: bool,
     home: Path | None,
 ) -> None:
     """Make the template NAME from SOURCE, in the place of one of that name.
 
     \b
     SOURCE is one of
+      IMAGE                      an image of a registry, such as python:3.13 or
+                                 ghcr.io/owner/name:tag; docker:IMAGE where a path
+                                 of that name exists
       debootstrap:SUITE          a small system from the distribution's mirror, made for agents
       DIRECTORY[:TAG|@DIGEST]    an OCI image layout
       FILE.tar[.gz|.zst]         what `docker save` or `podman save` wrote
@@ -57,6 +63,7 @@ def create(
     \b
     Examples:
       aenv template create base --from debootstrap:bookworm
+      aenv template create alpine --from alpine:3.22
       docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
     """
     settings = config.load(home=home)
@@ -79,6 +86,7 @@ def create(
                 memory_mib=memory,
                 disk_mib=disk,
                 force=force,
+                credentials=credentials(username, password_stdin),
                 progress=Steps(),
             )
         )

@@ -14,20 +14,23 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from agentenv.errors import HostFault, InvalidRequest
+from agentenv.errors import HostFault, InvalidRequest, StoreCorrupt
 from agentenv.image import accounts, container, ext4, source
 from agentenv.image.bootstrap import MINIMAL, System, bootstrap
 from agentenv.image.config import ImageConfig
 from agentenv.image.container import Image
 from agentenv.image.layer import Unpacking
 from agentenv.image.programs import in_thread
-from agentenv.image.source import Bootstrap, Located
+from agentenv.image.remote import Arriving, Registries
+from agentenv.image.source import Bootstrap, Located, Remote
 from agentenv.image.streams import Hashing, decompressed, members, read_faults, tar_index, tar_stream
 from agentenv.image.tarring import directory_stream
 from agentenv.image.tree import Budget, Tree, host_faults, remove_scratch
 
 Progress = Callable[[str], None]
+Filled = TypeVar("Filled")
 
 # What the guest's init mounts on or puts files into. Any image gets those that it lacks.
 MOUNT_POINTS = {
@@ -46,13 +49,14 @@ class BuiltImage:
     """A root filesystem that was made.
 
     `digest` names the content that it was made from; `size_bytes` is what the file takes on the
-    host, and `disk_mib` what the guest sees.
+    host, `disk_mib` what the guest sees, and `needed_mib` what it would be if the image alone decided.
     """
 
     path: Path
     config: ImageConfig
     digest: str
     disk_mib: int
+    needed_mib: int
     size_bytes: int
     default_user: str
     default_workdir: str
@@ -68,6 +72,8 @@ async def build_rootfs(
     max_disk_mib: int | None = None,
     system: System = MINIMAL,
     tree: Path | None = None,
+    registries: Registries | None = None,
+    keep_tree: bool = False,
 ) -> BuiltImage:
     """Make the ext4 file `out` from a source (see `agentenv.image.source`).
 
@@ -82,9 +88,12 @@ async def build_rootfs(
         system: what a bootstrapped system holds beyond the minimum.
         tree: where the tree is put together, a private directory's path that does not exist; unset,
             in `scratch`.
+        registries: how an image of a registry is got; unset, there are none.
+        keep_tree: leave the tree to the caller, who has what it came for before that is removed.
 
     Raises:
         NotFound: no such source.
+        Forbidden, Unreachable: a registry does not give it, or does not answer.
         InvalidRequest: not an image, not for this machine, ambiguous, or too large for the disk.
         StoreCorrupt: content is damaged, or is not what its digest says.
         StoreFull: no space on the host.
@@ -98,14 +107,20 @@ async def build_rootfs(
     build = _Build(out, disk_mib, max_disk_mib or disk_mib, scratch, tree or scratch / "tree", progress)
     try:
         if isinstance(wanted, Bootstrap):
-            return await build.from_packages(wanted, system)
-        return await build.from_files(wanted)
+            built = await build.from_packages(wanted, system)
+        elif isinstance(wanted, Remote):
+            built = await build.from_registry(wanted, registries)
+        else:
+            built = await build.from_files(wanted)
     except BaseException:
+        keep_tree = False
         out.unlink(missing_ok=True)
         raise
     finally:
-        progress("cleaning up")
-        await in_thread(lambda: remove_scratch(build.root))
+        if not keep_tree:
+            progress("cleaning up")
+            await in_thread(lambda: remove_scratch(build.root))
+    return built
 
 
 class _Build:
@@ -134,14 +149,59 @@ class _Build:
         config, digest = await in_thread(lambda: self._unpack(wanted, tell), self._stop.set)
         return await self._finish(config, digest)
 
+    async def from_registry(self, wanted: Remote, registries: Registries | None) -> BuiltImage:
+        if registries is None:
+            raise InvalidRequest(f"{wanted.reference} is an image of a registry, and none is asked here")
+        # httpx takes 150 ms to import, and a process that pulls nothing does without.
+        from agentenv.image.registry.client import Client
+        from agentenv.image.registry.pull import Puller
+        from agentenv.image.remote import open_remote
+
+        repository, blobs = wanted.reference.repository, registries.blobs
+        async with Client(registries.access, repository, registries.credentials) as client:
+            puller = Puller(client, blobs, wanted.reference)
+            arriving = await open_remote(puller, blobs)
+            try:
+                await self._arrive(arriving, registries)
+            except StoreCorrupt:
+                dropped = await in_thread(lambda: [blobs.drop_if_damaged(each) for each in arriving.found])
+                if not any(dropped):
+                    raise
+                self.progress("fetching layers again that are damaged here")
+                await in_thread(lambda: remove_scratch(self.root))
+                arriving = await open_remote(puller, blobs)
+                await self._arrive(arriving, registries)
+        return await self._finish(arriving.image.config, arriving.image.digest)
+
+    async def _arrive(self, arriving: Arriving, registries: Registries) -> None:
+        """Unpack an image while it arrives."""
+        loop = asyncio.get_running_loop()
+
+        def tell(text: str) -> None:
+            loop.call_soon_threadsafe(self.progress, text)
+
+        def stop() -> None:
+            self._stop.set()
+            arriving.give_up()
+
+        fetching = asyncio.create_task(arriving.fetch(registries.access.downloads, self.progress))
+        try:
+            await in_thread(
+                lambda: self._in_tree(lambda tree: self._layers(arriving.image, tree, tell)), stop
+            )
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
     async def _finish(self, config: ImageConfig, digest: str) -> BuiltImage:
         with host_faults(str(self.root)):
             add_mount_points(self.root)
         account = accounts.default_account(_accounts(self.root), config.user)
-        needed = ext4.needed_mib(await in_thread(lambda: ext4.usage(self.root)))
+        used = await in_thread(lambda: ext4.usage(self.root))
+        needed = ext4.needed_mib(used)
         disk_mib = min(max(self.disk_mib, needed), self.max_disk_mib)
         self.progress(f"writing the filesystem ({disk_mib} MiB)")
-        await ext4.make(self.root, self.out, disk_mib, digest)
+        await ext4.make(self.root, self.out, disk_mib, digest, used)
         with host_faults(str(self.out)):
             size = await in_thread(lambda: _seal(self.out))
         return BuiltImage(
@@ -149,6 +209,7 @@ class _Build:
             config=config,
             digest=digest,
             disk_mib=disk_mib,
+            needed_mib=needed,
             size_bytes=size,
             default_user=account.name,
             default_workdir=accounts.default_workdir(account, config.workdir),
@@ -157,11 +218,14 @@ class _Build:
     # The rest runs in the thread.
 
     def _unpack(self, wanted: Located, tell: Progress) -> tuple[ImageConfig, str]:
+        return self._in_tree(lambda tree: self._by_kind(wanted, tree, tell))
+
+    def _in_tree(self, fill: Callable[[Tree], Filled]) -> Filled:
         tree = Tree(self.root, Budget(self.max_disk_mib << 20), self._stop)
         with host_faults(str(self.root)):
             self.root.mkdir(mode=0o755)
             self.root.chmod(0o755)
-            return self._by_kind(wanted, tree, tell)
+            return fill(tree)
 
     def _by_kind(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
         path = wanted.path

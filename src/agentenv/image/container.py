@@ -51,7 +51,8 @@ class ImageLayer:
 
 @dataclass(frozen=True)
 class Image:
-    """An image ready to be unpacked."""
+    """An image ready to be unpacked. `digest` is its configuration's, which names the plain layers as well:
+    the same for one image, however it is packed and wherever it comes from."""
 
     digest: str
     config: ImageConfig
@@ -166,7 +167,7 @@ def _oci_image(
         ImageLayer(layer.digest, _opener(blobs.open, layer.digest), diff_id)
         for layer, diff_id in zip(manifest.layers, ids, strict=True)
     )
-    return Image(manifest.digest, ImageConfig.from_image(config), layers)
+    return Image(manifest.config.digest, ImageConfig.from_image(config), layers)
 
 
 def _opener(opens: Callable[[str], IO[bytes]], name: str) -> Callable[[], IO[bytes]]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import HostFault, HostIncapable, InvalidRequest, StoreFull
-from agentenv.image.programs import Outcome, in_thread, run
+from agentenv.image.programs import Outcome, run
+from agentenv.image.tree import host_faults
 
 LABEL = "rootfs"
 JOURNAL_MIB = 16
@@ -76,8 +77,8 @@ def arguments(root: Path, out: Path, disk_mib: int, used: Usage, identity: uuid.
     ]
 
 
-async def make(root: Path, out: Path, disk_mib: int, digest: str) -> None:
-    """Write the filesystem of `root` to the new sparse file `out`, `disk_mib` MiB in size.
+async def make(root: Path, out: Path, disk_mib: int, digest: str, used: Usage) -> None:
+    """Write the filesystem of `root`, which takes `used`, to the new sparse file `out` of `disk_mib` MiB.
 
     Raises:
         InvalidRequest: the tree does not fit.
@@ -85,7 +86,6 @@ async def make(root: Path, out: Path, disk_mib: int, digest: str) -> None:
         HostIncapable: e2fsprogs is missing.
         HostFault: mkfs.ext4 failed otherwise.
     """
-    used = await in_thread(lambda: usage(root))
     environment = {**os.environ, "E2FSPROGS_FAKE_TIME": _EPOCH}
     outcome = await run(arguments(root, out, disk_mib, used, filesystem_id(digest)), environment)
     check(outcome, disk_mib)
@@ -117,9 +117,14 @@ async def _keep_root_attributes(root: Path, out: Path) -> None:
         f"sif / gid {status.st_gid}",
         f"sif / mtime @{int(status.st_mtime)}",
     ]
-    for command in commands:
-        outcome = await run(["debugfs", "-w", "-R", command, str(out)])
-        if outcome.status != 0:
-            raise HostFault(
-                f"debugfs failed: {outcome.stderr.strip()[-400:]}", remedy="apt-get install e2fsprogs"
-            )
+    script = out.with_name(f"{out.name}.debugfs")
+    try:
+        with host_faults(str(script)):
+            script.write_text("\n".join(commands) + "\n")
+        outcome = await run(["debugfs", "-w", "-f", str(script), str(out)])
+    finally:
+        script.unlink(missing_ok=True)
+    if outcome.status != 0:
+        raise HostFault(
+            f"debugfs failed: {outcome.stderr.strip()[-400:]}", remedy="apt-get install e2fsprogs"
+        )

@@ -139,8 +139,6 @@ class Unpacking:
         elif member.islnk():
             self._hard_link(member, relative)
         elif member.isreg():
-            tree.remove(relative)
-            tree.budget.add_entry()
             source = tar.extractfile(member)
             assert source is not None
             with source:
@@ -206,32 +204,35 @@ def _device(member: tarfile.TarInfo) -> int:
 
 
 def copy_sparse(source: IO[bytes], tree: Tree, relative: str, size: int) -> None:
-    """Write a new file from `source`, leaving holes where whole blocks are zero.
+    """Write a new file from `source` in the place of what is there, leaving holes where chunks are zero.
 
     Raises:
         StoreCorrupt: the source ends before `size` bytes.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(tree.at(relative), flags, 0o600)
+    descriptor = tree.create(relative)
     try:
-        offset = 0
+        offset = written = 0
         while offset < size:
             chunk = source.read(min(CHUNK, size - offset))
             if not chunk:
                 raise StoreCorrupt(f"the archive ends inside {relative!r}", remedy="make or fetch it again")
-            _write_blocks(descriptor, chunk, offset, tree)
             offset += len(chunk)
+            if _write_blocks(descriptor, chunk, offset - len(chunk), tree):
+                written = offset
             tree.check()
-        os.ftruncate(descriptor, size)
+        if written < size:
+            os.ftruncate(descriptor, size)
     finally:
         os.close(descriptor)
 
 
-def _write_blocks(descriptor: int, chunk: bytes, offset: int, tree: Tree) -> None:
-    if len(chunk) >= BLOCK and chunk.count(0) == len(chunk):
-        return
+def _write_blocks(descriptor: int, chunk: bytes, offset: int, tree: Tree) -> bool:
+    """Write a chunk unless it is a hole; whether it was written."""
+    if len(chunk) >= BLOCK and not chunk.strip(b"\0"):
+        return False
     tree.budget.add(len(chunk))
     view = memoryview(chunk)
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written
+    return True

@@ -20,13 +20,18 @@ from agentenv.image.streams import CHUNK, Hashing
 PLATFORM = ("linux", "amd64")
 INDEX_DEPTH = 4  # nested indexes; two are usual
 
-_INDEX_TYPES = (
+INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
-_MANIFEST_TYPES = (
+MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
+)
+CONFIG_TYPES = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+    "application/octet-stream",  # what early tools wrote
 )
 _REF_NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -52,7 +57,7 @@ class Descriptor:
 
     @property
     def is_index(self) -> bool:
-        return self.media_type in _INDEX_TYPES
+        return self.media_type in INDEX_TYPES
 
     @property
     def fits(self) -> bool:
@@ -132,7 +137,7 @@ def choose(entries: Sequence[Descriptor], tag: str | None, digest: str | None) -
 
 
 def _known(entry: Descriptor) -> bool:
-    return not entry.media_type or entry.media_type in _INDEX_TYPES + _MANIFEST_TYPES
+    return not entry.media_type or entry.media_type in INDEX_TYPES + MANIFEST_TYPES
 
 
 def read_document(blobs: Blobs, wanted: Descriptor) -> dict[str, Any]:
@@ -164,9 +169,44 @@ def find_manifest(blobs: Blobs, index: Mapping[str, Any], tag: str | None, diges
     for _ in range(INDEX_DEPTH):
         document = read_document(blobs, entry)
         if not entry.is_index and "manifests" not in document:
-            return Manifest(entry.digest, descriptor(document.get("config")), descriptors(document, "layers"))
+            return manifest(document, entry.digest)
         entry = choose(descriptors(document, "manifests"), None, None)
     raise StoreCorrupt(f"the image's indexes are nested deeper than {INDEX_DEPTH}", remedy=_REMEDY)
+
+
+def manifest(document: Mapping[str, Any], digest: str) -> Manifest:
+    """Read the manifest of one image.
+
+    Raises:
+        InvalidRequest: it is of Docker's first format, or lists something else than an image.
+        StoreCorrupt: it lacks something.
+    """
+    if document.get("schemaVersion") == 1:
+        raise InvalidRequest(
+            "the image has Docker's first manifest format, which names no configuration",
+            remedy="push it again with a tool of the last years",
+        )
+    read = Manifest(digest, descriptor(document.get("config")), descriptors(document, "layers"))
+    if read.config.media_type and read.config.media_type not in CONFIG_TYPES:
+        raise InvalidRequest(f"this is no image but {read.config.media_type}", remedy="see its name and tag")
+    return read
+
+
+def for_platform(index: Mapping[str, Any]) -> Descriptor:
+    """The entry of an image's index for this platform: the first one, as Docker takes it.
+
+    Raises:
+        InvalidRequest: there is none; the message lists the platforms.
+    """
+    entries = descriptors(index, "manifests")
+    for entry in entries:
+        if entry.platform == PLATFORM and _known(entry):
+            return entry
+    for entry in entries:
+        if entry.platform is None and _known(entry):
+            return entry
+    platforms = ", ".join(sorted({"/".join(entry.platform) for entry in entries if entry.platform})) or "none"
+    raise InvalidRequest(f"the image is not for {'/'.join(PLATFORM)}", remedy=f"platforms there: {platforms}")
 
 
 def check_platform(config: Mapping[str, Any]) -> None:

@@ -4,7 +4,9 @@ debootstrap:SUITE            packages from the distribution's mirror
 oci:DIR[:TAG][@DIGEST]       an OCI layout directory
 archive:FILE[:REF]           what `docker save` or `podman save` wrote (plain, gzip, zstd …)
 rootfs:PATH                  a tarball of a root filesystem, or a directory
-PATH[:TAG][@DIGEST]          any of the last three, told apart by looking
+docker:IMAGE                 an image of a registry (also docker://IMAGE)
+PATH[:TAG][@DIGEST]          any of the middle three, told apart by looking
+IMAGE                        where there is no such path: an image of a registry
 """
 
 from __future__ import annotations
@@ -16,13 +18,20 @@ from pathlib import Path
 from typing import Literal
 
 from agentenv.errors import InvalidRequest, NotFound
+from agentenv.image import reference
+from agentenv.image.reference import Reference
 
 Kind = Literal["oci", "archive", "rootfs"]
 
-SOURCE_FORMS = "a path (OCI layout, docker/podman archive, rootfs tarball or directory) or debootstrap:SUITE"
+SOURCE_FORMS = (
+    "an image of a registry, a path (OCI layout, docker/podman archive, rootfs tarball or directory)"
+    " or debootstrap:SUITE"
+)
 
 _SUITE = re.compile(r"[a-z][a-z0-9.-]{1,40}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# What is surely meant as a path, though there be none.
+_PATH_LIKE = re.compile(r"[./~].*|.*\.(tar|tgz|txz|tbz2?)(\.[a-z0-9]+)?(:[^/]*)?", re.DOTALL)
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 # What the first member of a saved image is called; no root filesystem begins with any of these.
 _ARCHIVE_MEMBER = re.compile(
@@ -47,12 +56,23 @@ class Located:
     digest: str | None = None
 
 
-def parse(source: str, exists: Callable[[str], bool]) -> Bootstrap | Located:
+@dataclass(frozen=True)
+class Remote:
+    """An image of a registry. `assumed` where it may have been meant as a path that does not exist."""
+
+    reference: Reference
+    assumed: bool = False
+
+
+Source = Bootstrap | Located | Remote
+
+
+def parse(source: str, exists: Callable[[str], bool]) -> Source:
     """What `source` asks for. `exists` tells whether a path exists (a path may hold a colon).
 
     Raises:
         InvalidRequest: the form is not one of the above.
-        NotFound: no such path.
+        NotFound: what can only be a path does not exist.
     """
     scheme, colon, rest = source.partition(":")
     if colon and scheme == "debootstrap":
@@ -61,12 +81,19 @@ def parse(source: str, exists: Callable[[str], bool]) -> Bootstrap | Located:
                 f"{rest!r} is not the name of a suite", remedy="such as debootstrap:bookworm"
             )
         return Bootstrap(rest)
+    if colon and scheme == "docker":
+        return Remote(reference.parse(rest.removeprefix("//")))
     kinds: dict[str, Kind] = {"oci": "oci", "archive": "archive", "rootfs": "rootfs"}
     kind = kinds.get(scheme) if colon and not exists(source) else None
-    return _located(source, rest if kind else source, kind, exists)
+    found = _located(rest if kind else source, kind, exists)
+    if found is not None:
+        return found
+    if kind or _PATH_LIKE.fullmatch(source):
+        raise NotFound(f"{source}: no such file or directory", remedy=f"give {SOURCE_FORMS}")
+    return Remote(reference.parse(source), assumed=True)
 
 
-def _located(source: str, text: str, kind: Kind | None, exists: Callable[[str], bool]) -> Located:
+def _located(text: str, kind: Kind | None, exists: Callable[[str], bool]) -> Located | None:
     if not text:
         raise InvalidRequest("the source is empty", remedy=f"give {SOURCE_FORMS}")
     if exists(text):
@@ -77,11 +104,7 @@ def _located(source: str, text: str, kind: Kind | None, exists: Callable[[str], 
     for candidate, tag in _splits(path):
         if exists(candidate):
             return Located(Path(candidate), kind, tag, digest)
-    raise NotFound(
-        f"{source}: no such file or directory, and not another known source",
-        remedy=f"give {SOURCE_FORMS}; an image of a registry is fetched with"
-        " `skopeo copy docker://IMAGE oci:DIRECTORY:TAG` first",
-    )
+    return None
 
 
 def _split(text: str, separator: str, form: re.Pattern[str]) -> tuple[str, str | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import hashlib
 import io
 import lzma
+import queue
 import subprocess
 import tarfile
 import threading
@@ -133,6 +133,75 @@ class ZstdReader:
         self._feeder.join()
 
 
+class GzipReader:
+    """Decompresses in a thread of its own, a few chunks ahead of whoever reads."""
+
+    _AHEAD = 8  # chunks
+
+    def __init__(self, source: Readable) -> None:
+        self._chunks: queue.Queue[bytes | BaseException] = queue.Queue(self._AHEAD)
+        self._closed = threading.Event()
+        self._rest = memoryview(b"")
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, args=(source,), daemon=True)
+        self._thread.start()
+
+    def _run(self, source: Readable) -> None:
+        last: bytes | BaseException = b""
+        try:
+            for data in _gunzipped(source):
+                if not self._hand(data):
+                    return
+        except BaseException as error:  # handed to the reading thread, which raises it
+            last = error
+        self._hand(last)
+
+    def _hand(self, data: bytes | BaseException) -> bool:
+        self._chunks.put(data)
+        return not self._closed.is_set()
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not self._rest and not self._ended:
+            data = self._chunks.get()
+            if isinstance(data, BaseException):
+                self._ended = True
+                raise data
+            self._ended = not data
+            self._rest = memoryview(data)
+        taken = self._rest if size < 0 else self._rest[:size]
+        self._rest = self._rest[len(taken) :]
+        return bytes(taken)
+
+    def close(self) -> None:
+        """End the thread, whatever is left to read."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._chunks.get(timeout=0.05)
+            except queue.Empty:
+                pass
+
+
+def _gunzipped(source: Readable) -> Iterator[bytes]:
+    """The plain bytes of a gzip file of any number of members; zeros may follow the last one."""
+    data = source.read(CHUNK)
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            if plain := member.decompress(data, CHUNK):
+                yield plain
+            data = member.unconsumed_tail
+            if not member.eof and not data and not (data := source.read(CHUNK)):
+                if plain := member.flush():
+                    yield plain
+                if not member.eof:
+                    raise EOFError("it ends too early")
+        data = member.unused_data
+        while not data.strip(b"\0") and (data := source.read(CHUNK)):
+            pass
+        data = data.lstrip(b"\0")
+
+
 class Prefixed(io.RawIOBase):
     """A reader to which some first bytes are given back."""
 
@@ -160,7 +229,9 @@ def decompressed(source: Readable) -> Iterator[Readable]:
     with ExitStack() as stack:
         match compression_of(head):
             case "gzip":
-                yield stack.enter_context(gzip.GzipFile(fileobj=stream))
+                unpacking = GzipReader(stream)
+                stack.callback(unpacking.close)
+                yield unpacking
             case "xz":
                 yield stack.enter_context(lzma.LZMAFile(stream))
             case "bzip2":

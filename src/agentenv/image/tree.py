@@ -179,6 +179,17 @@ class Tree:
             os.unlink(self.at(relative))  # noqa: PTH108
         self.budget.take_back(status)
 
+    def create(self, relative: str) -> int:
+        """A descriptor of a new file, in the place of whatever is there."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.at(relative), flags, 0o600)
+        except FileExistsError:
+            self.remove(relative)
+            descriptor = os.open(self.at(relative), flags, 0o600)
+        self.budget.add_entry()
+        return descriptor
+
     def set_attributes(self, relative: str, wanted: Attributes, *, link: bool = False) -> None:
         """Give an entry its owner, mode, extended attributes and time, in the order that keeps all.
 

@@ -112,6 +112,7 @@ class Checkpointing:
         core.commit_anyway(
             live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
         )
+        core.collect_soon()
         log.warning("sandbox %s could not be captured and runs on: %s", live.record.id, cause(error))
 
     async def _of_paused(

@@ -56,11 +56,15 @@ class Pausing:
         """Begin the pause of a sandbox whose turn it is.
 
         Raises:
-            StoreFull, StoreFault: it cannot even be begun; the next start clears the draft away.
+            StoreFull, StoreFault: it cannot even be begun.
         """
         core = self._core
         draft = core.snapshots.begin(live.record.id)
-        core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
+        try:
+            core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
+        except BaseException:
+            core.spawn(core.snapshots.abandon(draft), f"abandon {draft.id}")
+            raise
         return live.begin(self._pause(live, draft, memory, healthy, expired), "pause")
 
     async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool, expired: bool) -> Phases:
@@ -124,8 +128,6 @@ class Pausing:
     def _commit_paused(self, live: Live, snapshot_id: str, memory: bool, answered: bool) -> None:
         core, before = self._core, live.record
         now = core.clock.now()
-        kept_s = before.lifecycle.paused_timeout_s
-        until = None if kept_s is None else now + kept_s
         state = settle(Outcome.DONE, before.state)
         core.unwatch(live)
         live.failed_pauses = 0
@@ -138,7 +140,7 @@ class Pausing:
                 target=None,
                 pause_mode="full" if memory else "filesystem",
                 agent_answered=answered,
-                paused_until=until,
+                paused_until=before.kept_until(now),
                 end_at=now,
                 reason=None,
             ),
@@ -191,6 +193,7 @@ class Pausing:
         pause_s = min(RETRY_S * 2**live.failed_pauses, RETRY_MOST_S)
         live.failed_pauses += 1
         core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + pause_s))
+        core.collect_soon()
         log.warning("sandbox %s could not be paused and runs on: %s", live.record.id, cause(error))
 
 

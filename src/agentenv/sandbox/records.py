@@ -104,6 +104,11 @@ class Sandbox:
         """This record in another state."""
         return replace(self, state=state, **changes)
 
+    def kept_until(self, now: float) -> float | None:
+        """When a sandbox that is paused at `now` ends; None for one that is kept for good."""
+        kept_s = self.lifecycle.paused_timeout_s
+        return None if kept_s is None else now + kept_s
+
 
 _DOCUMENTS = Documents(Sandbox, "a sandbox record")
 encode = _DOCUMENTS.encode

@@ -106,7 +106,10 @@ class Resuming:
         reason = f"it could not be resumed: {cause(error)}"
         state = settle(Outcome.UNDONE, live.record.state)
         mode = live.record.pause_mode or "full"
-        core.commit_anyway(live, live.record.with_state(state, reason=reason, pause_mode=mode))
+        until = live.record.paused_until or live.record.kept_until(core.clock.now())
+        core.commit_anyway(
+            live, live.record.with_state(state, reason=reason, pause_mode=mode, paused_until=until)
+        )
         try:
             await core.launcher.release(live)
         except AenvError as second:  # it is tried again; the caller hears what went wrong first

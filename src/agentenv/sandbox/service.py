@@ -157,7 +157,7 @@ class Sandboxes:
             core.hold(live)
             core.count(live.record)
             if live.machine is not None:
-                core.watch(live)
+                core.watch_adopted(live)
             if live.record.state is State.PAUSED:
                 set_paused_end(core, live)
             else:

@@ -7,6 +7,7 @@ do their file work in a thread and are finished even when their caller is cancel
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from agentenv.vmm.machine import Capture, Layer, SavedState
 from agentenv.vmm.settle import settled
 from agentenv.vmm.stored import unwritable
 
+log = logging.getLogger(__name__)
+
 KIND = "snapshot"
 
 
@@ -43,6 +46,7 @@ class Snapshots:
         self._home = home
         self._root = home / ROOT
         self._holds = Holds()
+        self._given_up: list[Entry] = []
 
     @property
     def home(self) -> Path:
@@ -87,7 +91,7 @@ class Snapshots:
                 await asyncio.to_thread(files.sync, paths)
             self._table.insert(record, draft.entry.id)
         except BaseException:
-            await self._clear(draft.entry)
+            await self._give_up(draft.entry)
             raise
         if record.durable:
             self._sync_record(record)
@@ -109,8 +113,22 @@ class Snapshots:
         return [self._home / path for path in paths] + [self._root / id for id in sorted(soft)]
 
     async def abandon(self, draft: Draft) -> None:
-        """Give a draft up; repeatable, and without effect on one that was published."""
-        await settled(self._clear(draft.entry))
+        """Give a draft up; repeatable, and without effect on one that was published. Its files are gone
+        then, though a full disk may keep its entry in the ledger from being struck before `collect`.
+
+        Raises:
+            StoreFault: a file cannot be removed.
+        """
+        await settled(self._give_up(draft.entry))
+
+    async def _give_up(self, entry: Entry) -> None:
+        try:
+            await self._clear(entry)
+        except StoreFault as error:
+            if (self._root / entry.name).exists():
+                raise
+            log.warning("the draft %s is gone, and not struck from the ledger yet: %s", entry.name, error)
+            self._given_up.append(entry)
 
     async def _clear(self, entry: Entry) -> None:
         if self._table.get(entry.name) is None:
@@ -287,6 +305,8 @@ class Snapshots:
         Raises:
             StoreFault: something cannot be removed; it is tried again the next time.
         """
+        if not dry_run:
+            self._strike_given_up()
         ids = [record.id for record in self._table.all()]
         present = await asyncio.to_thread(files.sizes, self._home, ROOT, ids)
         in_use = {*in_use, *self._holds.ids}
@@ -294,6 +314,11 @@ class Snapshots:
         if not dry_run:
             await settled(self._remove(found))
         return found
+
+    def _strike_given_up(self) -> None:
+        while self._given_up:
+            self._ledger.strike(self._given_up[-1])
+            self._given_up.pop()
 
     async def _remove(self, found: Garbage) -> None:
         # One that only named others' files has an empty directory.

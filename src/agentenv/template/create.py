@@ -1,7 +1,7 @@
-"""Creates templates: builds the root filesystem aside, then puts file and record in place.
+"""Creates templates: over a root filesystem of the image cache, or over a system installed from packages.
 
-Everything under construction is in one directory per build, written down in the ledger with
-the process that builds, so that `reap` removes what a dead one left and nothing else.
+A system under construction is in one directory per build, written down in the ledger with the process that
+builds, so that `reap` removes what a dead one left and nothing else. Images are the cache's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest
 from agentenv.image.bootstrap import System
 from agentenv.image.build import BuiltImage, build_rootfs
+from agentenv.image.cache import CachedImage, Credentials, Images
+from agentenv.image.cache import reap as reap_images
+from agentenv.image.entries import GROWN_MIB_MAX
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.proc import start_time
@@ -28,7 +31,6 @@ from agentenv.template.store import Template, Templates, check_name, new_id
 
 KIND = "template-build"
 DISK_MIB_MAX = 1 << 20
-GROWN_MIB_MAX = 65536  # how far a disk of unstated size grows for its image
 MEMORY_MIB_MAX = 1 << 20
 VCPUS_MAX = 64
 
@@ -47,56 +49,143 @@ async def create(
     memory_mib: int | None = None,
     disk_mib: int | None = None,
     force: bool = False,
+    credentials: Credentials | None = None,
     progress: Callable[[str], None],
     system: System = base.SYSTEM,
 ) -> Template:
     """Make a template from a SOURCE, in the place of one of the same name.
 
-    What is asked for already being there, it is returned as it is, unless `force` is given. Without
-    `disk_mib` the node's default is taken, or as much more as the image needs.
+    What is asked for already being there, it is returned as it is, unless `force` is given: that makes
+    another build of it, although an image's filesystem is the same. Without `disk_mib` the node's default is
+    taken, or as much more as the image needs. `credentials` are for the registry, this time only.
 
     Raises:
-        InvalidRequest, NotFound, StoreCorrupt, StoreFull, HostFault: see `build_rootfs`.
+        InvalidRequest, NotFound, Forbidden, Unreachable, StoreCorrupt, StoreFull, HostFault: see
+            `build_rootfs`.
     """
     check_name(name)
-    vcpus = _within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX)
-    memory_mib = _within("memory", memory_mib or settings.memory_mib, 128, MEMORY_MIB_MAX)
+    shape = Shape(
+        _within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
+        _within("memory", memory_mib or settings.memory_mib, 128, MEMORY_MIB_MAX),
+    )
     wanted_mib = _within("disk", disk_mib or settings.disk_mib, 64, DISK_MIB_MAX)
-    templates = Templates(database, settings)
-    recipe = recipe_of(source, wanted_mib, system)
-    before = templates.find(name)
-    if before and not force and recipe is not None and before.recipe == recipe and before.rootfs.is_file():
-        return _resized(templates, before, vcpus, memory_mib, progress)
-    now = time.time()
-    build_id = str(uuid.uuid4())
-    rootfs = settings.images_dir / f"{name}-{build_id}.ext4"
-    with host_faults(str(settings.images_dir)):
-        settings.images_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-    entry = _begin(ledger, settings, source, build_id, rootfs)
-    try:
-        built = await build_rootfs(
-            source,
-            Path(entry.name) / "rootfs.ext4",
-            disk_mib=wanted_mib,
-            max_disk_mib=disk_mib or max(wanted_mib, GROWN_MIB_MAX),
-            scratch=Path(entry.name),
-            progress=progress,
-            system=system,
-            tree=Path(entry.detail["tree"]),
+    creation = _Creation(settings, database, ledger, name, source, shape, force, progress)
+    if isinstance(parse(source, os.path.lexists), Bootstrap):
+        template = await creation.from_packages(
+            system, wanted_mib, disk_mib or max(wanted_mib, GROWN_MIB_MAX)
         )
-        with host_faults(str(rootfs)):
-            built.path.rename(rootfs)
-            _sync_directory(rootfs.parent)
-        template = templates.register(
-            _template(built, name, build_id, rootfs, source, recipe or built.digest, vcpus, memory_mib, now)
-        )
-    except BaseException:
-        rootfs.unlink(missing_ok=True)
-        raise
-    finally:
-        _end(ledger, entry)  # little is left there: the tree is gone already
-    templates.sweep()
+    else:
+        template = await creation.from_image(disk_mib, credentials)
+    creation.templates.sweep()
     return template
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a template's machines have."""
+
+    vcpus: int
+    memory_mib: int
+
+
+class _Creation:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        ledger: Ledger,
+        name: str,
+        source: str,
+        shape: Shape,
+        force: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.settings, self.database, self.ledger = settings, database, ledger
+        self.name, self.source, self.shape, self.force = name, source, shape, force
+        self.progress = progress
+        self.templates = Templates(database, settings)
+        self.begun = time.time()
+
+    async def from_image(self, disk_mib: int | None, credentials: Credentials | None) -> Template:
+        """A template over a root filesystem in the cache, which it shares with others of the same content."""
+        images = Images(self.settings, self.database, self.ledger)
+        try:
+            image = await images.get(
+                self.source, credentials=credentials, disk_mib=disk_mib, progress=self.progress
+            )
+            before = self.templates.find(self.name)
+            if before and not self.force and before.rootfs == image.rootfs:
+                return self._resized(before)
+            recipe = f"{image.digest} {image.disk_mib}"
+            return self._register(image, str(uuid.uuid4()), image.rootfs, recipe)
+        finally:
+            await images.close()
+
+    async def from_packages(self, system: System, disk_mib: int, max_disk_mib: int) -> Template:
+        """A template over a system of its own, installed from the mirror."""
+        recipe = recipe_of(self.source, disk_mib, system)
+        before = self.templates.find(self.name)
+        if before and not self.force and before.recipe == recipe and before.rootfs.is_file():
+            return self._resized(before)
+        build_id = str(uuid.uuid4())
+        rootfs = self.settings.images_dir / f"{self.name}-{build_id}.ext4"
+        with host_faults(str(self.settings.images_dir)):
+            self.settings.images_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        entry = _begin(self.ledger, self.settings, build_id, rootfs)
+        try:
+            built = await build_rootfs(
+                self.source,
+                Path(entry.name) / "rootfs.ext4",
+                disk_mib=disk_mib,
+                max_disk_mib=max_disk_mib,
+                scratch=Path(entry.name),
+                progress=self.progress,
+                system=system,
+                tree=Path(entry.detail["tree"]),
+            )
+            with host_faults(str(rootfs)):
+                built.path.rename(rootfs)
+                _sync_directory(rootfs.parent)
+            return self._register(built, build_id, rootfs, recipe)
+        except BaseException:
+            rootfs.unlink(missing_ok=True)
+            raise
+        finally:
+            _end(self.ledger, entry)  # little is left there: the tree is gone already
+
+    def _resized(self, before: Template) -> Template:
+        """The template as it is, or with other numbers over the same filesystem."""
+        if (before.vcpus, before.memory_mib) == (self.shape.vcpus, self.shape.memory_mib):
+            self.progress(f"{before.name} is up to date")
+            return before
+        now, build_id = time.time(), str(uuid.uuid4())
+        return self.templates.register(replace(before, **vars(self.shape), build_id=build_id, updated_at=now))
+
+    def _register(
+        self, built: BuiltImage | CachedImage, build_id: str, rootfs: Path, recipe: str
+    ) -> Template:
+        return self.templates.register(
+            Template(
+                id=new_id(),
+                name=self.name,
+                build_id=build_id,
+                rootfs=rootfs,
+                disk_mib=built.disk_mib,
+                memory_mib=self.shape.memory_mib,
+                vcpus=self.shape.vcpus,
+                source=self.source,
+                recipe=recipe,
+                digest=built.digest,
+                size_bytes=built.size_bytes,
+                default_user=built.default_user,
+                default_workdir=built.default_workdir,
+                created_at=self.begun,
+                updated_at=time.time(),
+                env=dict(built.config.env),
+                entrypoint=built.config.entrypoint,
+                cmd=built.config.cmd,
+            )
+        )
 
 
 def _within(what: str, value: int, least: int, most: int) -> int:
@@ -105,76 +194,16 @@ def _within(what: str, value: int, least: int, most: int) -> int:
     return value
 
 
-def recipe_of(source: str, disk_mib: int, system: System) -> str | None:
-    """A name for what a request makes, where that can be told without reading it all.
-
-    Packages: suite and definition (a newer state of the mirror does not count). An image or tarball:
-    path, size and times of the file, or of a layout's index. A directory: None, never the same.
-    """
-    wanted = parse(source, os.path.lexists)
-    if isinstance(wanted, Bootstrap):
-        parts = f"{wanted.suite} {system.identity}"
-    else:
-        path = wanted.path.resolve()
-        telling = path / "index.json" if path.is_dir() else path
-        if not telling.is_file():
-            return None
-        status = telling.stat()
-        which = f"{wanted.kind} {wanted.tag} {wanted.digest}"
-        parts = f"{path} {status.st_ino} {status.st_size} {status.st_mtime_ns} {which}"
-    return hashlib.sha256(f"{FORMAT} {disk_mib} {parts}".encode()).hexdigest()
+def recipe_of(source: str, disk_mib: int, system: System) -> str:
+    """A name for what a request for packages makes: suite and definition. A newer state of the mirror does
+    not count."""
+    suite = source.partition(":")[2]
+    return hashlib.sha256(f"{FORMAT} {disk_mib} {suite} {system.identity}".encode()).hexdigest()
 
 
-def _resized(
-    templates: Templates, before: Template, vcpus: int, memory_mib: int, progress: Callable[[str], None]
-) -> Template:
-    """The template as it is, or with other numbers over the same filesystem."""
-    if (before.vcpus, before.memory_mib) == (vcpus, memory_mib):
-        progress(f"{before.name} is up to date")
-        return before
-    changed = replace(
-        before, vcpus=vcpus, memory_mib=memory_mib, build_id=str(uuid.uuid4()), updated_at=time.time()
-    )
-    return templates.register(changed)
-
-
-def _template(
-    built: BuiltImage,
-    name: str,
-    build_id: str,
-    rootfs: Path,
-    source: str,
-    recipe: str,
-    vcpus: int,
-    memory_mib: int,
-    now: float,
-) -> Template:
-    return Template(
-        id=new_id(),
-        name=name,
-        build_id=build_id,
-        rootfs=rootfs,
-        disk_mib=built.disk_mib,
-        memory_mib=memory_mib,
-        vcpus=vcpus,
-        source=source,
-        recipe=recipe,
-        digest=built.digest,
-        size_bytes=built.size_bytes,
-        default_user=built.default_user,
-        default_workdir=built.default_workdir,
-        created_at=now,
-        updated_at=time.time(),
-        env=dict(built.config.env),
-        entrypoint=built.config.entrypoint,
-        cmd=built.config.cmd,
-    )
-
-
-def _begin(ledger: Ledger, settings: Settings, source: str, build_id: str, rootfs: Path) -> Entry:
+def _begin(ledger: Ledger, settings: Settings, build_id: str, rootfs: Path) -> Entry:
     scratch = settings.images_dir / f".build-{build_id}"
-    bootstraps = isinstance(parse(source, os.path.lexists), Bootstrap)
-    above = scratch if not bootstraps else workspace.in_memory(build_id) or scratch
+    above = workspace.in_memory(build_id) or scratch
     return ledger.record(
         build_id,
         KIND,
@@ -206,6 +235,7 @@ def _sync_directory(directory: Path) -> None:
 
 def reap(ledger: Ledger, database: Database) -> list[str]:
     """Remove what builds of dead processes left; returns their build ids. A build that runs is kept."""
+    reap_images(ledger)
     reaped = []
     known = {
         Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")

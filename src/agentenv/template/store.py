@@ -165,7 +165,7 @@ class Templates:
             needed = self._is_needed(cursor, template.rootfs)
             if needed:
                 _retire(cursor, template, time.time())
-        if not needed:
+        if not needed and self._is_own(template.rootfs):
             template.rootfs.unlink(missing_ok=True)
         self.sweep()
         return template
@@ -187,10 +187,15 @@ class Templates:
                     continue
                 if self._is_needed(cursor, Path(row["name"])):
                     continue
-                Path(row["name"]).unlink(missing_ok=True)
                 cursor.execute("DELETE FROM resources WHERE id = ?", (row["id"],))
-                removed += (Path(row["name"]),)
+                if self._is_own(Path(row["name"])):
+                    Path(row["name"]).unlink(missing_ok=True)
+                    removed += (Path(row["name"]),)
         return removed
+
+    def _is_own(self, rootfs: Path) -> bool:
+        """Whether the file was made for a template alone. One in the image cache is the cache's to remove."""
+        return not rootfs.is_relative_to(self._settings.cache_dir)
 
     def _is_needed(self, cursor: sqlite3.Cursor, rootfs: Path) -> bool:
         """Whether a snapshot that somebody took rests on the file. A template's first one goes with it."""

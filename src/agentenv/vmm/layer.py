@@ -1,8 +1,8 @@
 """A delta of a guest's memory: the pages that a capture found changed, in two files.
 
-`memory` holds the pages one after the other in ascending order, so that writing it is a few large
-writes however scattered the pages are, and its length tells whether it is whole. `memory.map` says
-which pages they are, little-endian:
+`memory` holds the pages one after the other, so that writing it is a few large writes however
+scattered the pages are, and its length tells whether it is whole. `memory.map` says which pages they
+are, in the order of the file, little-endian:
 
     8 bytes   "AENVMAP" and a zero byte
     u16       version, 1
@@ -12,7 +12,7 @@ which pages they are, little-endian:
     u64       pages held
     u64       number of runs
     32 bytes  SHA-256 of the runs, preceded by the header above
-    runs      u32 first page, u32 number of pages; ascending, not touching each other
+    runs      u32 first page, u32 number of pages; in any order, none of them twice
 
 The map is written last: a delta without one was never finished.
 """
@@ -78,6 +78,7 @@ def _runs_of(pages: Pages) -> npt.NDArray[np.int64]:
 
 
 def _consistent(runs: npt.NDArray[np.int64], held: int, total: int) -> bool:
+    runs = runs[np.argsort(runs[:, 0])]
     firsts, counts = runs[:, 0], runs[:, 1]
     ends = firsts + counts
     return bool(

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import InvalidRequest, NotFound
-from agentenv.image.source import Bootstrap, Located, compression_of, is_archive, parse, starts_archive
+from agentenv.image.reference import Reference
+from agentenv.image.source import (
+    Bootstrap,
+    Located,
+    Remote,
+    Source,
+    compression_of,
+    is_archive,
+    parse,
+    starts_archive,
+)
 
 DIGEST = "sha256:" + "0a" * 32
 PRESENT = {"/i/layout", "/i/odd:name", "/i/layout:v1", "rootfs.tar", "oci"}
@@ -35,28 +45,37 @@ def exists(path: str) -> bool:
         ("archive:rootfs.tar", Located(Path("rootfs.tar"), "archive")),
         ("rootfs:rootfs.tar", Located(Path("rootfs.tar"), "rootfs")),
         ("oci", Located(Path("oci"), None)),
+        ("docker:alpine", Remote(Reference("docker.io", "library/alpine", "latest"))),
+        ("docker://ghcr.io/a/b:c", Remote(Reference("ghcr.io", "a/b", "c"))),
+        ("docker:rootfs.tar", Remote(Reference("docker.io", "library/rootfs.tar", "latest"))),
+        ("python:3.12", Remote(Reference("docker.io", "library/python", "3.12"), assumed=True)),
+        ("localhost:5000/a", Remote(Reference("localhost:5000", "a", "latest"), assumed=True)),
     ],
 )
-def test_forms(source: str, meant: Bootstrap | Located) -> None:
+def test_forms(source: str, meant: Source) -> None:
     assert parse(source, exists) == meant
 
 
-@pytest.mark.parametrize("source", ["debootstrap:", "debootstrap:../x", "debootstrap:a b", "", "oci:"])
+@pytest.mark.parametrize(
+    "source", ["debootstrap:", "debootstrap:../x", "debootstrap:a b", "", "oci:", "docker:", "docker://A"]
+)
 def test_forms_that_cannot_be(source: str) -> None:
     with pytest.raises(InvalidRequest):
         parse(source, exists)
 
 
-@pytest.mark.parametrize("source", ["/nowhere", "python:3.12", "docker.io/library/alpine", "oci:/nowhere"])
-def test_what_is_not_there_is_said_with_the_way_to_get_it(source: str) -> None:
-    with pytest.raises(NotFound, match="skopeo copy"):
+@pytest.mark.parametrize(
+    "source", ["/nowhere", "./image", "image.tar", "image.tar.gz:v1", "oci:/nowhere", "oci:x"]
+)
+def test_what_can_only_be_a_path_and_is_none(source: str) -> None:
+    with pytest.raises(NotFound, match="no such file"):
         parse(source, exists)
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_understood_or_refused(text: str) -> None:
     try:
-        assert isinstance(parse(text, exists), Bootstrap | Located)
+        assert isinstance(parse(text, exists), Source)
     except (InvalidRequest, NotFound):
         pass
 

@@ -497,22 +497,3 @@ async def test_a_running_one_keeps_what_it_stands_on_in_a_second_life(
     service.snapshots.require_files(kept)
     await service.pause(sandbox.id)
     assert (await service.connect(sandbox.id, 100)).resumed
-
-
-async def test_one_whose_disk_cannot_be_written_goes_on_when_it_can(
-    node: MemoryNode, sandbox: Sandbox
-) -> None:
-    ends: list[int] = []
-    node.service.on_generation_end(lambda _, generation: ends.append(generation))
-    machine = node.hypervisor.machines[sandbox.id]
-    error: dict[str, object] = {"action": "stop", "nospace": True, "reason": "No space left on device"}
-    for count in (1, 2):  # it may happen again at once
-        machine.running = False
-        machine.events[0]("BLOCK_IO_ERROR", error)
-        machine.events[0]("BLOCK_IO_ERROR", error)
-        assert (ends, node.service.route(sandbox.id)) == ([1] * count, None)
-        node.clock.jump(RETRY_S)
-        await quiet()
-        assert machine.running
-        assert node.service.route(sandbox.id) is not None
-    assert node.service.get(sandbox.id) == sandbox

@@ -156,6 +156,12 @@ class QemuMachine:
         )
         if lineage != self.lineage:
             self._pass_to(lineage)
+        log.debug(
+            "machine %s: %d pages captured: %s",
+            self.spec.id,
+            captured.pages,
+            " ".join(f"{name}={seconds * 1e3:.1f}" for name, seconds in captured.seconds.items()),
+        )
         return captured
 
     def _pass_to(self, lineage: Lineage) -> None:

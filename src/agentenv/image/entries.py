@@ -1,0 +1,149 @@
+"""What the cache holds, on the disk: a directory per content, in it a root filesystem per disk size.
+
+    cache/FORMAT-HEX/image.json    configuration and what follows from the content
+    cache/FORMAT-HEX/MIB.ext4      its time of change is when it was last used
+
+Beside them `pointers/`: what a reference or a file meant when it was last looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.image.config import ImageConfig
+from agentenv.image.tree import host_faults
+
+# Raise it when the same content makes another filesystem than before.
+FORMAT = 1
+GROWN_MIB_MAX = 65536  # how far a disk of unstated size grows for its image
+
+
+@dataclass(frozen=True)
+class CachedImage:
+    """A root filesystem in the cache.
+
+    `digest` names the image's content (its configuration's digest, which names the layers'; of a root
+    filesystem that is no image, that of its bytes). `rootfs` is an ext4 file that nobody changes;
+    `disk_mib` is its size as the guest sees it, `size_bytes` what it takes on the host.
+    """
+
+    digest: str
+    rootfs: Path
+    disk_mib: int
+    size_bytes: int
+    config: ImageConfig
+    default_user: str
+    default_workdir: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What follows from an image's content alone. `needed_mib` is the least disk with room to work."""
+
+    digest: str
+    needed_mib: int
+    config: ImageConfig
+    default_user: str
+    default_workdir: str
+
+    def document(self) -> str:
+        """As JSON."""
+        return json.dumps({**vars(self), "config": self.config.document()})
+
+    @classmethod
+    def from_document(cls, text: str) -> Facts:
+        """The inverse of `document`."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "config": ImageConfig.from_document(values["config"])})
+
+    def target_mib(self, asked: int | None, default: int) -> int:
+        """The disk's size: what is asked for, or the default or as much more as the image needs."""
+        return asked or min(max(default, self.needed_mib), max(default, GROWN_MIB_MAX))
+
+
+class Entries:
+    """The cache in a directory, which need not exist. All functions block, for less than a millisecond."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def place(self, digest: str) -> Path:
+        """The directory of a content."""
+        return self.directory / f"{FORMAT}-{digest.removeprefix('sha256:')}"
+
+    def facts(self, digest: str) -> Facts | None:
+        """What is known of a content, if anything is here."""
+        try:
+            return Facts.from_document((self.place(digest) / "image.json").read_text())
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def find(self, digest: str, asked_mib: int | None, default_mib: int) -> CachedImage | None:
+        """The root filesystem of a content with that disk, used from now on, if it is here."""
+        facts = self.facts(digest)
+        if facts is None:
+            return None
+        disk_mib = facts.target_mib(asked_mib, default_mib)
+        rootfs = self.place(digest) / f"{disk_mib}.ext4"
+        try:
+            os.utime(rootfs)
+            size = rootfs.stat().st_blocks * 512
+        except FileNotFoundError:
+            return None
+        return CachedImage(
+            digest, rootfs, disk_mib, size, facts.config, facts.default_user, facts.default_workdir
+        )
+
+    def publish(self, facts: Facts, disk_mib: int, rootfs: Path) -> Path:
+        """Put a finished root filesystem in its place; returns that.
+
+        Raises:
+            StoreFull, HostFault: it cannot be.
+        """
+        place = self.place(facts.digest)
+        with host_faults(str(place)):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_text(place / "image.json", facts.document())
+            target = place / f"{disk_mib}.ext4"
+            os.utime(rootfs)
+            rootfs.rename(target)
+        return target
+
+    # Pointers
+
+    def point(self, what: str, **meant: str) -> None:
+        """Remember what a reference or file means."""
+        path = self._pointer(what)
+        with host_faults(str(path)):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_text(path, json.dumps({"what": what, **meant}))
+
+    def pointed(self, what: str) -> Mapping[str, str] | None:
+        """What it meant when it was last looked at."""
+        with suppress(FileNotFoundError, ValueError):
+            found = json.loads(self._pointer(what).read_text())
+            if found.get("what") == what:
+                return {key: str(value) for key, value in found.items()}
+        return None
+
+    def _pointer(self, what: str) -> Path:
+        return self.directory / "pointers" / hashlib.sha256(what.encode()).hexdigest()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file as a whole."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        temporary.write_text(text)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

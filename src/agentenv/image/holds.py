@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 
+from agentenv.proc import start_time
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 
 KIND = "image-hold"
 
@@ -61,4 +61,7 @@ def is_alive(ledger: Ledger, entry: Entry) -> bool:
         return False
     detail = entry.detail
     processes = [(detail["pid"], detail["started"]), (detail.get("worker"), detail.get("worker_started"))]
-    return any(pid is not None and began is not None and start_time(pid) == began for pid, began in processes)
+    return any(
+        pid is not None and began is not None and start_time(pid, zombie=False) == began
+        for pid, began in processes
+    )

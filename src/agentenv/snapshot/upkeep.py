@@ -90,6 +90,7 @@ class Upkeep:
                 await self._tend(snapshot_id)
             except AenvError as error:  # nobody waits for it; it was as good before
                 log.warning("snapshot %s is left as it is: %s", snapshot_id, error)
+            await asyncio.sleep(0)  # where there are many with nothing to do, requests come in between
 
     async def _tend(self, snapshot_id: str) -> None:
         await self.fold(snapshot_id)

@@ -30,7 +30,7 @@ COUNTING = "n=0; while sleep 0.05; do n=$((n+1)); echo $n > /dev/shm/count; done
 
 @pytest.fixture(scope="module")
 def node(node_factory: Callable[..., RunningNode]) -> RunningNode:
-    return node_factory("chains", fold_layers=str(LAYERS))
+    return node_factory("folds", fold_layers=str(LAYERS))
 
 
 def records(node: RunningNode) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,8 @@ WAYS = (
     Way("create-from-a-disk", "create", ("boot",), NEW, {**BASE, "templateID": "DISK"},
         before="any", found="gone"),
     Way("checkpoint", "checkpoint", CAPTURE, "/sandboxes/of/snapshots", last="running"),
-    Way("checkpoint-of-the-disk", "checkpoint", ("agent",), "/sandboxes/of/snapshots", {"memory": False}),
+    Way("checkpoint-of-the-disk", "checkpoint", ("agent", "thaw"), "/sandboxes/of/snapshots",
+        {"memory": False}),
     Way("fork", "fork", CAPTURE, "/sandboxes/of/fork", {"count": 2}, last="running"),
     Way("fork-its-children", "create", ("restore", "agent"), "/sandboxes/of/fork", {"count": 2},
         last="running"),
@@ -98,6 +99,9 @@ WAYS = (
         {"snapshotID": "CHECKPOINT"}, before="paused", found="paused"),
     Way("rollback-to-a-disk", "rollback", ("boot",), "/sandboxes/of/rollback", {"snapshotID": "DISK"},
         found="paused"),
+    Way("refresh", "refresh", ("stop", "capture", "publish"), "/sandboxes/of/refresh-memory"),
+    Way("refresh-in-a-new-machine", "refresh", ("end", *RESTORE), "/sandboxes/of/refresh-memory",
+        found="paused", last="paused"),
     Way("kill", "kill", ("release",), "/sandboxes/of", found="gone", last="gone", method="DELETE"),
 )  # fmt: skip
 

@@ -112,6 +112,7 @@ class Relief:
         if found.pressed != self._pressed:
             log.warning("memory of the host: %s, %s", "scarce" if found.pressed else "enough", host)
         self._pressed = found.pressed
+        self._core.admission.set_scarce(found.pressed)
         for kind, name in found.actions:
             self._known[name].done.add(kind)
             await self._do(kind, running[name])

@@ -247,6 +247,29 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
+    builds_at_once: int | None = Field(
+        default=None,
+        ge=1,
+        description="Builds of templates that have a machine at a time; unset, one per processor.",
+    )
+    build_from_paths: bool = Field(
+        default=False,
+        description="Whether a build may name a directory or file of this host as its image (`oci:`, "
+        "`archive:`, `rootfs:`): whoever has the API key then reads what the node can read.",
+    )
+    step_cache_mib: int = Field(
+        default=20480, ge=0, description="MiB of steps of builds that are kept to be used again."
+    )
+    step_keep_s: float = Field(
+        default=30 * 24 * 3600.0, ge=0, description="Seconds that a step nobody uses is kept at most."
+    )
+    context_max_mib: int = Field(
+        default=8192, ge=1, description="MiB of the largest upload of files that a build copies."
+    )
+    context_keep_s: float = Field(
+        default=7 * 24 * 3600.0, ge=0, description="Seconds that uploaded files nobody uses are kept."
+    )
+
     serial_log_bytes: int = Field(
         default=262144, ge=4096, description="Bytes kept of each machine's serial log."
     )
@@ -275,6 +298,11 @@ class Settings(BaseSettings):
     def images_dir(self) -> Path:
         """Read-only root filesystems of templates."""
         return self.home / "images"
+
+    @property
+    def contexts_dir(self) -> Path:
+        """Files that builds copy, by the hash that their clients gave them."""
+        return self.home / "contexts"
 
     @property
     def cache_dir(self) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentenv import config
+from agentenv.records.database import Database
 
 
 def prepared_home() -> Path:
@@ -73,10 +74,11 @@ def _copy_records(source: Path, target: Path) -> None:
     original, copy = sqlite3.connect(source / "aenv.db"), sqlite3.connect(target / "aenv.db")
     try:
         original.backup(copy)
+        Database(target / "aenv.db").close()  # of this version, whichever the prepared one is
         for table in ("resources", "sandboxes", "idempotency", "snapshots", "snapshot_names"):
             copy.execute(f"DELETE FROM {table}")
-        moved = "json_set(document, '$.rootfs', replace(document ->> 'rootfs', ?, ?))"
-        copy.execute(f"UPDATE templates SET document = {moved}", (str(source), str(target)))
+        moved = "json_set(document, '$.made.rootfs', replace(document ->> '$.made.rootfs', ?, ?))"
+        copy.execute(f"UPDATE builds SET document = {moved}", (str(source), str(target)))
         copy.commit()
     finally:
         original.close()

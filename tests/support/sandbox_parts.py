@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
+from agentenv.errors import CapacityExceeded, Conflict, HostFault
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -21,6 +20,8 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.records import Records
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
+from agentenv.template.records import Template
+from agentenv.template.store import Templates
 from agentenv.vmm.machine import (
     Capture,
     Exit,
@@ -289,42 +290,33 @@ class MemoryAgent:
         await self._steps.at("close")
 
 
-@dataclass(frozen=True)
-class MemoryTemplate:
-    id: str = "tbase"
-    name: str = "base"
-    build_id: str = "5f0c5dd2-7b53-4c58-9a5e-0a6e8ac7ab9a"
-    vcpus: int = 1
-    memory_mib: int = 512
-    disk_mib: int = 2048
-    env: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
-    default_user: str = "user"
-    default_workdir: str | None = None
-    rootfs: Path = Path("/images/base.ext4")
-    created_at: float = 1_700_000_000.0
-    updated_at: float = 1_700_000_100.0
+def template_of(rootfs: Path | None, **given: Any) -> Template:
+    """A template's record: `base` where nothing else is said."""
+    record: dict[str, Any] = {
+        "id": "tbase",
+        "name": "base",
+        "build_id": "5f0c5dd2-7b53-4c58-9a5e-0a6e8ac7ab9a",
+        "rootfs": rootfs,
+        "disk_mib": 2048,
+        "memory_mib": 512,
+        "vcpus": 1,
+        "source": "debootstrap:bookworm",
+        "recipe": "r",
+        "digest": "sha256:0",
+        "size_bytes": 12,
+        "default_user": "user",
+        "default_workdir": "/home/user",
+        "created_at": 1_700_000_000.0,
+        "updated_at": 1_700_000_100.0,
+        "env": {"LANG": "C.UTF-8"},
+    }
+    return Template(**{**record, **given})
 
 
-class MemoryTemplates:
-    def __init__(self, *templates: MemoryTemplate) -> None:
-        self._templates = templates
-
-    def get(self, reference: str) -> MemoryTemplate:
-        for template in self._templates:
-            if reference in (template.id, template.name):
-                return template
-        raise NotFound(f'template "{reference}" not found')
-
-    def list(self) -> tuple[MemoryTemplate, ...]:
-        return self._templates
-
-    def add(self, template: MemoryTemplate) -> None:
-        self._templates = (*self._templates, template)
-
-    def delete(self, reference: str) -> MemoryTemplate:
-        found = self.get(reference)
-        self._templates = tuple(each for each in self._templates if each is not found)
-        return found
+def rootfs_of(template: Template) -> Path:
+    """The file that a template's first snapshot is booted from."""
+    assert template.rootfs is not None
+    return template.rootfs
 
 
 class JumpingClock:
@@ -363,7 +355,7 @@ class MemoryNode:
         rootfs = home / "images" / "base.ext4"
         rootfs.parent.mkdir(exist_ok=True)
         rootfs.write_bytes(b"a filesystem")
-        self.templates = MemoryTemplates(MemoryTemplate(rootfs=rootfs))
+        self.rootfs = rootfs
         self.versions = {"version": "1"}
         self.hypervisor.versions = self.versions
         self.identities: list[Identity] = []
@@ -373,6 +365,9 @@ class MemoryNode:
     def _open(self) -> None:
         self.database = Database(self.settings.database)
         self.records = Records(self.database)
+        self.templates = Templates(self.database, self.settings)
+        if self.templates.find("base") is None:
+            self.templates.register(template_of(self.rootfs))
         self.service = Sandboxes(
             self.settings,
             self.database,

@@ -311,7 +311,10 @@ async def unless_exit(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
         if task.done():
             return task.result()
         ended = exit_task.result()
-        raise GuestFault(f"machine {machine.spec.id} {ended.reason}: {ended.detail or 'no detail known'}")
+        raise GuestFault(
+            f"machine {machine.spec.id} {ended.reason}: {ended.detail or 'no detail known'};"
+            f" last on the console: {last_line(machine.console_tail())}"
+        )
     finally:
         for each in (task, exit_task):
             each.cancel()

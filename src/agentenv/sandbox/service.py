@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import AenvError, NotFound
+from agentenv.errors import AenvError
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -116,8 +116,10 @@ class Sandboxes:
             turn_limit_s=turn_limit_s,
             upkeep=upkeep,
         )
-        self._prepared = Prepared(self._core)
-        self._creating = Creating(self._core, templates, self._prepared)
+        self.launcher = launcher
+        self.admission = admission
+        self.prepared = Prepared(self._core)
+        self._creating = Creating(self._core, templates, self.prepared)
         self._ending = Ending(self._core)
         self._pausing = Pausing(self._core)
         self._resuming = Resuming(self._core)
@@ -186,7 +188,7 @@ class Sandboxes:
             kills = [self.kill(each, why="the node stopped") for each in running]
             await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
         await self._let_operations_end()
-        await self._prepared.stop()
+        await self.prepared.stop()
         await self.pool.stop()
         if core.upkeep is not None:
             await core.upkeep.stop()
@@ -398,16 +400,25 @@ class Sandboxes:
                 self.snapshots.delete(record.id)
         self._core.collect_soon()
 
+    def collect_soon(self) -> None:
+        """Clear away, by and by, the files of snapshots that nobody refers to."""
+        self._core.collect_soon()
+
+    async def flatten(self, snapshot_id: str) -> None:
+        """Give a snapshot that many will start from a flat memory file now.
+
+        Raises:
+            StoreCorrupt, StoreFull, StoreFault, HostFault: it is as it was.
+        """
+        if self._core.upkeep is not None:
+            await self._core.upkeep.flatten(snapshot_id)
+
     def drop_outdated(self) -> None:
         """Delete first snapshots of templates that are gone or were built anew."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):
-            try:
-                current = self._creating.templates.get(record.template.id).build_id
-            except NotFound:
-                current = None
-            if record.template.build_id != current:
+            if not self._creating.templates.serves(record.template.build_id):
                 self.snapshots.delete(record.id)
-                self._core.collect_soon()
+        self._core.collect_soon()
 
     # Time
 

@@ -15,7 +15,7 @@ from agentenv.records.document import Documents
 
 ROOT = "snapshots"
 
-Kind = Literal["template", "pause", "checkpoint", "fork"]
+Kind = Literal["template", "pause", "checkpoint", "fork", "step"]
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_LENGTH = 19
@@ -101,6 +101,19 @@ class GuestSettings:
     env: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
     default_workdir: str | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What runs in every sandbox of a template: the command, the one that succeeds when it is up, and what
+    they run with."""
+
+    command: str = ""
+    ready: str = ""
+    settings: GuestSettings = field(default_factory=GuestSettings)
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.ready)
 
 
 @dataclass(frozen=True)

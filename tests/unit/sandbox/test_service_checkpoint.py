@@ -145,7 +145,7 @@ async def test_one_that_fails_leaves_it_running(node: MemoryNode, sandbox: Sandb
 
 async def test_a_template_s_name_is_refused_and_it_runs_on(node: MemoryNode, sandbox: Sandbox) -> None:
     with node.database.transaction() as cursor:
-        cursor.execute("INSERT INTO templates VALUES ('t1', 'taken', 'b1', '{}', 0)")
+        cursor.execute("INSERT INTO templates VALUES ('t1', 'taken', 1, 0)")
     with pytest.raises(Conflict, match="name of a template"):
         await node.service.checkpoint(sandbox.id, "taken")
     assert node.service.get(sandbox.id) == sandbox

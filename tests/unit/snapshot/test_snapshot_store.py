@@ -150,7 +150,7 @@ async def test_a_template_s_name_is_refused_and_nothing_is_left(
     store: Snapshots, database: Database, home: Path
 ) -> None:
     with database.transaction() as cursor:
-        cursor.execute("INSERT INTO templates VALUES ('t1', 'base', 'b1', '{}', 0)")
+        cursor.execute("INSERT INTO templates VALUES ('t1', 'base', 1, 0)")
     with pytest.raises(Conflict, match="template"):
         await add(store, names=("base:mine",))
     assert names_below(home) == set()

@@ -20,9 +20,9 @@ from support.running import RunningNode
 pytestmark = pytest.mark.machine
 
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
-CYCLES = 40 if SOAK else 8
-LAYERS = 16 if SOAK else 4
-EVERY = 10 if SOAK else 4  # as often there is a checkpoint
+CYCLES = 40 if SOAK else 6
+LAYERS = 16 if SOAK else 3
+EVERY = 10 if SOAK else 3  # as often there is a checkpoint
 BELOW = 2  # the image and the template's layer
 
 COUNTING = "(n=0; while sleep 0.05; do n=$((n+1)); echo $n > /dev/shm/count; done) > /dev/null 2>&1 &"

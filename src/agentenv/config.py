@@ -217,7 +217,22 @@ class Settings(BaseSettings):
         description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",
     )
     ca_file: Path | None = Field(
-        default=None, description="Certificates (PEM) to trust besides the system's, as a proxy's own."
+        default=None,
+        description="Certificates (PEM) to trust besides the system's, as a proxy's: in pulls and in guests.",
+    )
+    guest_proxy: bool = Field(
+        default=True,
+        description="Whether guests get the node's HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY. The proxy"
+        " must listen on another address than a loopback one.",
+    )
+    guest_env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Variables of every guest, such as PIP_INDEX_URL; a sandbox's own win over them.",
+    )
+    open_addresses: list[str] = Field(
+        default_factory=list,
+        description="What guests reach although its range is denied, as a mirror: ADDRESS:PORT or NAME:PORT,"
+        " looked up when the node starts. The proxies that guests get are open by themselves.",
     )
     image_downloads: int = Field(default=3, ge=1, le=32, description="Layers of an image fetched at a time.")
     image_conversions: int = Field(default=2, ge=1, description="Images fetched and converted at a time.")

@@ -21,6 +21,7 @@ _BUNDLES = (  # Debian, Alpine; Fedora; others
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
+_STORE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT")
 _CA_FILE = "/usr/local/share/ca-certificates/agentenv.crt"
 _HOSTS_MARK = "# agentenv"
 
@@ -79,6 +80,13 @@ def write_markers(values: dict[str, str]) -> None:
     """The files .E2B_SANDBOX and so on in /run/e2b, which programs look for: name → content."""
     for name, value in values.items():
         write_file(f"{MARKER_FOLDER}/.{name}", value)
+
+
+def trust_variables() -> dict[str, str]:
+    """For programs that look into no store of the system unless they are told to."""
+    store = next((path for path in _BUNDLES if os.path.isfile(path)), None)
+    own = {"NODE_EXTRA_CA_CERTS": _CA_FILE}
+    return own if store is None else {**own, **dict.fromkeys(_STORE_VARIABLES, store)}
 
 
 def trust(bundle: str) -> None:

@@ -46,6 +46,8 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             message = parse_message(await request.read(_LIMIT))
             changes, later = _changes(message) if change_system else ([], [])
             apply_to_context(context, message)
+            if change_system and text_field(message, "caBundle"):
+                context.env = {**identity.trust_variables(), **context.env}
         except ConnectError as error:
             raise HttpError(400, error.message) from None
         for change in changes:

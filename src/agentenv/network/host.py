@@ -20,6 +20,7 @@ from agentenv.errors import HostFault, InvalidRequest
 from agentenv.network import namespace, netlink, nft
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import NodeIdentity, NodeRegistry, write_atomically
+from agentenv.network.opened import Opened
 
 DEFAULT_MTU = 1500
 _CONF = Path("/proc/sys/net/ipv4/conf")
@@ -80,8 +81,15 @@ def checked_ranges(ranges: Iterable[str]) -> list[str]:
 class HostSide:
     """Sets up and takes down what all slots of a node share on the host. Both can be repeated."""
 
-    def __init__(self, identity: NodeIdentity, registry: NodeRegistry, denied: Sequence[str]) -> None:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        registry: NodeRegistry,
+        denied: Sequence[str],
+        opened: Sequence[Opened] = (),
+    ) -> None:
         self._identity = identity
+        self._opened = opened
         self._denied = checked_ranges(denied)
         self._forwarding = Forwarding(registry)
         self._docker = DockerConsent(identity)
@@ -92,7 +100,7 @@ class HostSide:
         # The host reaches guests from this address, and the resolver listens on it. On the
         # loopback interface, since the dummy kind is not in every kernel.
         host.apply(netlink.set_up(_LOOPBACK), address)
-        nft.apply(nft.node_rules(self._identity, self._denied))
+        nft.apply(nft.node_rules(self._identity, self._denied, self._opened))
         self._docker.give()
         self.refresh(host)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentenv.errors import HostFault, HostIncapable
 from agentenv.network.node import NodeIdentity
+from agentenv.network.opened import Opened
 from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS
 
 TAP = "tap0"
@@ -113,14 +114,14 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     )
 
 
-def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
+def node_rules(identity: NodeIdentity, denied: Iterable[str], opened: Iterable[Opened] = ()) -> str:
     """Rules on the host: what a node's sandboxes may reach there and beyond.
 
-    Of the host they reach the resolver alone, of each other and of the denied ranges nothing, and
-    nothing but replies (and the host itself) reaches them.
+    Of the host they reach the resolver and what is opened, of each other nothing, of the denied ranges
+    what is opened; and nothing but replies (and the host itself) reaches them.
     """
-    ranges = ", ".join(denied)
-    denied_set = f"elements = {{ {ranges} }}" if ranges else ""
+    denied_set = _elements(denied)
+    opened_set = _elements(f"{each.address} . {each.port}" for each in opened)
     inside = f'"{identity.links}"'
     return _replacing(
         "inet",
@@ -129,6 +130,10 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
     set denied {{
         type ipv4_addr; flags interval; auto-merge;
         {denied_set}
+    }}
+    set opened {{
+        type ipv4_addr . inet_service;
+        {opened_set}
     }}
     chain prerouting {{
         type filter hook prerouting priority raw; policy accept;
@@ -143,6 +148,7 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
         ct state established,related accept
         ip daddr {identity.address} udp dport {RESOLVER_PORT} accept
         ip daddr {identity.address} tcp dport {RESOLVER_PORT} accept
+        ip daddr . tcp dport @opened accept
         reject with icmpx type admin-prohibited
     }}
     chain forward {{
@@ -153,6 +159,7 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
     chain egress {{
         ct state established,related accept
         oifname "aenv*" reject with icmpx type admin-prohibited
+        ip daddr . tcp dport @opened accept
         ip daddr @denied reject with icmpx type admin-prohibited
         accept
     }}
@@ -167,6 +174,11 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str]) -> str:
     }}
 """,
     )
+
+
+def _elements(members: Iterable[str]) -> str:
+    listed = ", ".join(members)
+    return f"elements = {{ {listed} }}" if listed else ""
 
 
 def delete_node_rules(identity: NodeIdentity) -> str:

@@ -25,6 +25,7 @@ from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
+from agentenv.network.opened import opened
 from agentenv.network.slot import GUEST_MAC, Slot
 from agentenv.records.ledger import Entry, Ledger
 
@@ -122,7 +123,10 @@ class Slots:
             before = self._recorded_identity()
             self._identity = await self._run(lambda host: self._claim(host, before))
             self._record_identity()
-            self._host_side = HostSide(self.identity, self._registry, self._settings.denied_ranges)
+            open_to_guests = await self._run(lambda _: opened(self._settings))
+            self._host_side = HostSide(
+                self.identity, self._registry, self._settings.denied_ranges, open_to_guests
+            )
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
             await self._recollect()

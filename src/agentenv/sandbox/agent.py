@@ -57,6 +57,7 @@ class Identity:
     access_token: str | None = None
     default_user: str | None = None
     default_workdir: str | None = None
+    ca_bundle: str | None = None
     same_peers: bool = False
 
 
@@ -78,6 +79,7 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "defaultUser": identity.default_user,
         "defaultWorkdir": identity.default_workdir,
         "accessToken": identity.access_token,
+        "caBundle": identity.ca_bundle,
         "entropy": base64.b64encode(entropy).decode(),
         "lifecycleID": None if identity.same_peers else secrets.token_hex(8),
     }
@@ -85,9 +87,18 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
 
 
 class Agent:
-    """One connection to the agent of the guest at `address`, made anew when it breaks."""
+    """One connection to the agent of the guest at `address`, made anew when it breaks.
 
-    def __init__(self, address: str, port: int = AGENT_PORT) -> None:
+    `around` adds to an identity what all guests of a node are told (`surroundings`)."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int = AGENT_PORT,
+        *,
+        around: Callable[[Identity], Identity] = lambda identity: identity,
+    ) -> None:
+        self._around = around
         self._address = address
         self._port = port
         self._streams: _Streams | None = None
@@ -154,7 +165,7 @@ class Agent:
             raise GuestFault(f"the agent at {self._address} does not take /init: {error}") from error
 
     async def _init(self, identity: Identity) -> None:
-        document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
+        document = init_document(self._around(identity), now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         await self._call("POST", "/init", json.dumps(document).encode())
 
     async def freeze(self) -> None:

@@ -186,6 +186,6 @@ class Prepared:
         agent = self._launcher.agent_at(slot.address)
         try:
             await agent.wait_ready(machine, self._launcher.boot_timeout_s)
-            await agent.take_over(machine, Identity(), self._launcher.boot_timeout_s)
+            await agent.take_over(machine, Identity(env={}), self._launcher.boot_timeout_s)
         finally:
             await agent.close()

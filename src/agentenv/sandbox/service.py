@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from agentenv.config import Settings
@@ -42,6 +43,7 @@ from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.relief import Relief
 from agentenv.sandbox.requests import Answer, Key, NewSandbox
 from agentenv.sandbox.resuming import Resuming
+from agentenv.sandbox.surroundings import Surroundings
 from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
 from agentenv.snapshot.records import Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -74,11 +76,12 @@ class Sandboxes:
         snapshots: Snapshots | None = None,
         clock: Clock | None = None,
         admission: Admission | None = None,
-        agent_at: Callable[[str], AgentClient] = Agent,
+        agent_at: Callable[[str], AgentClient] | None = None,
         turn_limit_s: float = TURN_LIMIT_S,
         upkeep: Upkeep | None = None,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
+        agent_at = agent_at or partial(Agent, around=Surroundings.of(settings).around)
         clock = clock or SystemClock()
         admission = admission or Admission(Budget.of(settings), lambda: host_free(settings.home))
         ahead = SlotsAhead(slots, clock.now)

@@ -68,7 +68,16 @@ def test_identity(url: str, tmp_path: Path) -> None:
     assert bundle.count(pem) == 1
     assert (tmp_path / "share/ca-certificates/agentenv.crt").read_text() == pem
     shown = httpx.get(f"{url}/envs").json()
-    assert shown == {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": "abc", "E2B_TEMPLATE_ID": "base", "A": "b"}
+    trusting = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT"), shown["SSL_CERT_FILE"])
+    assert shown["SSL_CERT_FILE"].endswith("/ca-certificates.crt")
+    assert shown == {
+        "E2B_SANDBOX": "true",
+        "E2B_SANDBOX_ID": "abc",
+        "E2B_TEMPLATE_ID": "base",
+        "A": "b",
+        "NODE_EXTRA_CA_CERTS": "/usr/local/share/ca-certificates/agentenv.crt",
+        **trusting,
+    }
     assert b"\nE2B_SANDBOX_ID=abc\n" in run(url, "env").stdout
 
 

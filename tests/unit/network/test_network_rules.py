@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from agentenv.errors import HostFault, HostIncapable, InvalidRequest
 from agentenv.network import nft
 from agentenv.network.host import blockers, checked_ranges
 from agentenv.network.node import NodeIdentity
+from agentenv.network.opened import Opened
 
 IDENTITY = NodeIdentity(3, IPv4Network("10.192.192.0/18"))
 
@@ -36,9 +37,10 @@ def base(name: str, hook: str, policy: str = "accept", **more: Any) -> dict[str,
         nft.slot_rules("10.192.193.1", "10.192.192.1", fresh=True),
         nft.node_rules(IDENTITY, ["10.0.0.0/8", "10.1.0.0/16"]),
         nft.node_rules(IDENTITY, []),
+        nft.node_rules(IDENTITY, ["10.0.0.0/8"], [Opened(IPv4Address("10.1.2.3"), 3128)]),
         nft.delete_node_rules(IDENTITY),
     ],
-    ids=["slot", "fresh slot", "node", "node without ranges", "deletion"],
+    ids=["slot", "fresh slot", "node", "node without ranges", "node with opened", "deletion"],
 )
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft")
 def test_nft_accepts_what_is_written(script: str) -> None:

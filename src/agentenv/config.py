@@ -191,7 +191,7 @@ class Settings(BaseSettings):
         " place from a file of their memory; pause: paused.",
     )
     pressure_below_mib: int = Field(
-        default=1024, ge=0, description="MiB of memory available on the host below which that begins."
+        default=768, ge=0, description="MiB of memory available on the host below which that begins."
     )
     pressure_stalled: float = Field(
         default=20.0,

@@ -65,6 +65,7 @@ def marks(sandbox: Sandbox) -> list[str]:
         ("checkpoint", "capture started", 500),
         ("checkpoint", "run started", 500),
         ("fork", "capture started", 500),
+        ("refresh", "capture started", 500),
     ],
 )
 def test_before_it_is_captured(
@@ -72,7 +73,7 @@ def test_before_it_is_captured(
 ) -> None:
     """Nothing is left to go on with: the sandbox has failed, and says why."""
     (directory / "doom").write_text(f"{operation} {moment} machine")
-    path = {"checkpoint": "snapshots"}.get(operation, operation)
+    path = {"checkpoint": "snapshots", "refresh": "refresh-memory"}.get(operation, operation)
     answer = post(node, f"/sandboxes/{sandbox.sandbox_id}/{path}")
     assert answer.status_code == status, answer.text
     assert not (directory / "doom").exists()

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,7 @@ from support.running import RunningNode
 
 pytestmark = pytest.mark.machine
 
-WRITING = "n=0; while :; do n=$((n+1)); echo $n > ~/count; ls -lR / > ~/listing 2>/dev/null; done"
-
-
-@pytest.fixture(scope="module")
-def node(node_factory: Callable[..., RunningNode]) -> RunningNode:
-    return node_factory("freeze")
+WRITING = "n=0; while :; do n=$((n+1)); echo $n > ~/count; cp -r /etc/. ~/copy; done 2>/dev/null"
 
 
 @pytest.fixture
@@ -64,20 +59,18 @@ def test_the_filesystem_rests_and_goes_on(node: RunningNode, sandbox: Sandbox, t
     sandbox.commands.run("until [ -s ~/count ]; do sleep 0.05; done")
     path = f"/sandboxes/{sandbox.sandbox_id}"
     with node.client() as client:
-        for number in range(2):
-            sandbox.files.write(f"/home/user/{number}", "data")
-            taken = client.post(f"{path}/snapshots", json={"memory": False})
-            assert taken.status_code == 201, taken.text
-            begun = time.monotonic()
-            sandbox.files.write(f"/home/user/{number}", "more")  # the agent itself can write at once
-            assert time.monotonic() - begun < 5
-            before = count(sandbox)
-            sandbox.commands.run(f"until [ $(cat ~/count) -gt {before} ]; do sleep 0.05; done")
-            at_rest(node, taken.json()["snapshotID"], tmp_path)
+        sandbox.files.write("/home/user/file", "data")
+        taken = client.post(f"{path}/snapshots", json={"memory": False})
+        assert taken.status_code == 201, taken.text
+        assert "thaw" in taken.headers["server-timing"]
+        sandbox.files.write("/home/user/file", "more")  # which the agent itself writes, at once
+        before = count(sandbox)
+        sandbox.commands.run(f"until [ $(cat ~/count || echo 0) -gt {before} ]; do sleep 0.05; done")
+        at_rest(node, taken.json()["snapshotID"], tmp_path)
         sandbox.pause(mode="filesystem")
         at_rest(node, client.get(path).json()["snapshotID"], tmp_path)
     sandbox.connect(timeout=600)
-    assert [sandbox.files.read(f"/home/user/{number}") for number in range(2)] == ["more", "more"]
+    assert sandbox.files.read("/home/user/file") == "more"
     sandbox.commands.run("echo written > ~/again")
 
 
@@ -87,9 +80,7 @@ def test_a_pause_right_after_finds_it_thawed(node: RunningNode, sandbox: Sandbox
         client.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={"memory": False})
         client.post(f"/sandboxes/{sandbox.sandbox_id}/pause")
     sandbox.connect(timeout=600)
-    begun = time.monotonic()
-    sandbox.files.write("/home/user/file", "data")
-    assert time.monotonic() - begun < 5
+    sandbox.commands.run("echo data > ~/file", timeout=5)
 
 
 def test_one_whose_agent_hangs_is_paused_at_its_end(node: RunningNode, sandbox: Sandbox) -> None:
@@ -99,6 +90,6 @@ def test_one_whose_agent_hangs_is_paused_at_its_end(node: RunningNode, sandbox: 
     with node.client() as client:
         assert client.post(f"{path}/timeout", json={"timeout": 1}).status_code == 204
         deadline = time.monotonic() + 60
-        while (shown := client.get(path).json())["state"] == "running" and time.monotonic() < deadline:
+        while "pauseMode" not in (shown := client.get(path).json()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert (shown["state"], shown["envdUnresponsiveAtPause"]) == ("paused", True)
+        assert (shown["state"], shown.get("envdUnresponsiveAtPause")) == ("paused", True)

@@ -99,8 +99,8 @@ WAYS = (
         {"snapshotID": "CHECKPOINT"}, before="paused", found="paused"),
     Way("rollback-to-a-disk", "rollback", ("boot",), "/sandboxes/of/rollback", {"snapshotID": "DISK"},
         found="paused"),
-    Way("refresh", "refresh", ("stop", "capture", "publish"), "/sandboxes/of/refreshes"),
-    Way("refresh-as-it-starts-anew", "refresh", ("end", *RESTORE), "/sandboxes/of/refreshes",
+    Way("refresh", "refresh", ("stop", "capture", "publish"), "/sandboxes/of/refresh-memory"),
+    Way("refresh-in-a-new-machine", "refresh", ("end", *RESTORE), "/sandboxes/of/refresh-memory",
         found="paused", last="paused"),
     Way("kill", "kill", ("release",), "/sandboxes/of", found="gone", last="gone", method="DELETE"),
 )  # fmt: skip

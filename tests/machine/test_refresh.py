@@ -16,7 +16,7 @@ from support.running import RunningNode
 
 pytestmark = pytest.mark.machine
 
-CHURN = "for n in 1 2 3; do head -c 100M /dev/urandom > /dev/shm/blob; done; sha256sum < /dev/shm/blob"
+CHURN = "for n in 1 2; do yes $n | head -c 70M > /dev/shm/blob; done; sha256sum < /dev/shm/blob"
 LIMIT_S = 90
 
 

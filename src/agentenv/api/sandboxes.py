@@ -149,6 +149,12 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         await service.refresh(sandbox_id, duration)
         return Response(status_code=204)
 
+    @router.post("/sandboxes/{sandbox_id}/refresh-memory", status_code=204)
+    async def refresh_memory(sandbox_id: str) -> Response:
+        """Have a sandbox start anew in place and give back the memory that it changed; it goes on."""
+        phases = await service.refresh_memory(sandbox_id)
+        return Response(status_code=204, headers=answers.timing(phases))
+
     @router.post("/sandboxes/{sandbox_id}/pause", status_code=204)
     async def pause(sandbox_id: str, body: PauseBody | None = None) -> Response:
         """Pause a sandbox; 409 when it is paused already."""

@@ -138,6 +138,7 @@ class Admission:
         self._starting: set[str] = set()
         self._lent: dict[str, Need] = {}
         self._host_pressed = False
+        self._scarce = False
         self._pressed: list[Callable[[], None]] = []
 
     def reserve(self, owner: str, need: Need) -> None:
@@ -174,10 +175,15 @@ class Admission:
     def lend(self, owner: str, need: Need) -> bool:
         """Hold `need` for a pool, if there is room that nobody asks for."""
         self._host_pressed = self._short_of_host(self._free(), give_back=False) is not None
-        if self._host_pressed or self.room.short_of(need):
+        if self._scarce or self._host_pressed or self.room.short_of(need):
             return False
         self._lent[owner] = need
         return True
+
+    def set_scarce(self, scarce: bool) -> None:
+        """Say whether the host runs out of memory: nothing is lent then, and what is, is given back."""
+        self._scarce = scarce
+        self.press()
 
     def on_pressure(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when what is lent stands in the way of what is promised."""
@@ -203,7 +209,7 @@ class Admission:
     def room(self) -> Need:
         """What is neither promised nor lent; negative where pools have to give back."""
         room = self.budget.total - self.promised - self.lent
-        if self._host_pressed:
+        if self._host_pressed or self._scarce:
             return replace(room, memory_mib=min(room.memory_mib, -self.lent.memory_mib))
         return room
 

@@ -105,11 +105,13 @@ class Pausing:
         except (GuestFault, OSError, TimeoutError) as error:
             if expired:  # its time is up all the same
                 log.warning(
-                    "sandbox %s is paused although its agent does not answer: %s", live.record.id, error
+                    "sandbox %s is paused although its agent does not answer: %s",
+                    live.record.id,
+                    cause(error),
                 )
                 return False
             raise GuestUnresponsive(
-                f'the agent of sandbox "{live.record.id}" does not answer, the sandbox runs on: {error}'
+                f'the agent of sandbox "{live.record.id}" does not answer, it runs on: {cause(error)}'
             ) from error
         return True
 

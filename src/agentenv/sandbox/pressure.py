@@ -84,7 +84,7 @@ def decide(host: Host, residents: Iterable[Resident], policy: Policy, *, pressed
         return Decision(False)
     wanted_mib = max(LEAST_MIB, int(policy.below_mib * OVER) - host.available_mib)
     idlest = sorted(
-        (each for each in residents if each.idle_s >= policy.idle_s and each.own_mib >= LEAST_MIB),
+        (each for each in residents if each.idle_s >= policy.idle_s),
         key=lambda each: -each.idle_s,
     )
     actions: dict[str, Kind] = {}
@@ -93,10 +93,13 @@ def decide(host: Host, residents: Iterable[Resident], policy: Policy, *, pressed
         for each in idlest:
             if gained_mib >= wanted_mib or len(actions) == AT_ONCE:
                 break
-            if each.id in actions or kind in each.done or (kind == "page_out" and each.own_mib > swap_mib):
+            gain_mib = _gain(kind, each)
+            if each.id in actions or kind in each.done or gain_mib < LEAST_MIB:
+                continue
+            if kind == "page_out" and each.own_mib > swap_mib:
                 continue
             actions[each.id] = kind
-            gained_mib += _gain(kind, each)
+            gained_mib += gain_mib
             swap_mib -= each.own_mib if kind == "page_out" else 0
     return Decision(True, tuple((kind, sandbox_id) for sandbox_id, kind in actions.items()))
 

@@ -73,6 +73,7 @@ class Relief:
         self._host = host or host_memory
         self._known: dict[str, _Known] = {}
         self._pressed = False
+        self._every_s = min(LOOK_EVERY_S, max(1.0, policy.idle_s))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -89,7 +90,7 @@ class Relief:
     async def _look_on(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
         """Look once, and do what follows."""
@@ -112,6 +113,7 @@ class Relief:
         if found.pressed != self._pressed:
             log.warning("memory of the host: %s, %s", "scarce" if found.pressed else "enough", host)
         self._pressed = found.pressed
+        self._core.admission.set_scarce(found.pressed)
         for kind, name in found.actions:
             self._known[name].done.add(kind)
             await self._do(kind, running[name])

@@ -90,6 +90,7 @@ class Upkeep:
                 await self._tend(snapshot_id)
             except AenvError as error:  # nobody waits for it; it was as good before
                 log.warning("snapshot %s is left as it is: %s", snapshot_id, error)
+            await asyncio.sleep(0)  # where there are many with nothing to do, requests come in between
 
     async def _tend(self, snapshot_id: str) -> None:
         await self.fold(snapshot_id)
@@ -242,9 +243,11 @@ class Upkeep:
         Raises:
             StoreCorrupt, StoreFault: a file cannot be read. HostFault: it cannot be done.
         """
-        record = self._needed(snapshot_id)
-        if record is None:
-            return None
+        async with self._one:
+            record = self._needed(snapshot_id)
+            return None if record is None else await self._digest(record)
+
+    async def _digest(self, record: Snapshot) -> Snapshot | None:
         hold = self._snapshots.keep(record)
         try:
             wanted = [file for file in record.own_files() if file.digest is None]
@@ -253,7 +256,7 @@ class Upkeep:
             parts = [[str(self._snapshots.home / part) for part in file.parts] for file in wanted]
             found = await quietly("digests", files=parts)
             digests = {file.path: digest for file, digest in zip(wanted, found, strict=True)}
-            now = self._snapshots.recorded(snapshot_id)
+            now = self._snapshots.recorded(record.id)
             return None if now is None else self._snapshots.update(_with_digests(now, digests))
         finally:
             hold.release()

@@ -85,6 +85,16 @@ async def test_relatives(client: httpx.AsyncClient) -> None:
     assert tree["startID"] == found["parent"]
 
 
+async def test_memory_is_given_back(client: httpx.AsyncClient) -> None:
+    name = await create(client)
+    answer = await client.post(f"/sandboxes/{name}/refresh-memory")
+    assert answer.status_code == 204
+    assert "restore;" in answer.headers["server-timing"]
+    await client.post(f"/sandboxes/{name}/pause")
+    assert (await client.post(f"/sandboxes/{name}/refresh-memory")).status_code == 409
+    assert (await client.post("/sandboxes/ix/refresh-memory")).status_code == 404
+
+
 async def test_rollback(client: httpx.AsyncClient) -> None:
     name = await create(client)
     snapshot = (await take(client, name))["snapshotID"]

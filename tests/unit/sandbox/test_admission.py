@@ -164,6 +164,21 @@ def test_pools_give_back_when_the_host_itself_is_short() -> None:
     assert asked == [-ONE.memory_mib]
 
 
+def test_nothing_is_lent_while_memory_is_scarce() -> None:
+    node = admission(times(ONE, 100))
+    asked: list[int] = []
+    node.on_pressure(lambda: asked.append(node.room.memory_mib))
+    assert node.lend("p1", ONE)
+    node.set_scarce(True)
+    assert asked == [-ONE.memory_mib]
+    node.release("p1")
+    assert not node.lend("p1", ONE)
+    node.reserve("a", ONE)  # that is for the host's own figures to refuse
+    node.set_scarce(False)
+    assert node.lend("p1", ONE)
+    assert len(asked) == 1
+
+
 def test_a_full_filesystem_refuses_before_anything_is_written() -> None:
     node = admission(times(ONE, 100), Free(1 << 20, 1023), disk_floor_mib=1024)
     with pytest.raises(CapacityExceeded, match="1023 MiB left"):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.config import Settings
+from agentenv.sandbox.admission import OVERHEAD_MIB
 from agentenv.sandbox.pressure import AT_ONCE, KINDS, LEAST_MIB, Decision, Host, Policy, Resident, decide
 
 POLICY = Policy("pause", below_mib=1000, stalled=20.0, idle_s=30.0)
@@ -74,6 +75,9 @@ def test_each_kind_after_the_one_before_and_once() -> None:
 
 def test_what_holds_little_is_left() -> None:
     assert asked(Host(1), resident("a", 100, LEAST_MIB - 1)).actions == ()
+    much = OVERHEAD_MIB + LEAST_MIB  # the hypervisor's own is there again after a refresh
+    assert asked(Host(1), resident("a", 100, much)).actions == (("refresh", "a"),)
+    assert asked(Host(1), resident("a", 100, much - 1)).actions == (("pause", "a"),)
 
 
 @given(

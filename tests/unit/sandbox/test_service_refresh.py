@@ -173,7 +173,7 @@ def relief(node: MemoryNode, host: Host, **policy: object) -> Relief:
 def held(node: MemoryNode, sandbox: Sandbox) -> subprocess.Popen[bytes]:
     """A process with memory of its own, in the place of the sandbox's machine."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "x = bytearray(b'x' * (80 << 20)); print(flush=True); input()"],
+        [sys.executable, "-c", "x = bytearray(b'x' * (120 << 20)); print(flush=True); input()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -115,6 +115,8 @@ class Entries:
             target = place / f"{disk_mib}.ext4"
             os.utime(rootfs)
             rootfs.rename(target)
+            for directory in (place, self.directory):  # a record that names it may be synced at once
+                sync_directory(directory)
         return target
 
     # Pointers
@@ -136,6 +138,15 @@ class Entries:
 
     def _pointer(self, what: str) -> Path:
         return self.directory / "pointers" / hashlib.sha256(what.encode()).hexdigest()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive the host."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from agentenv.image.tree import host_faults
 
 # Raise it when the same content makes another filesystem than before.
 FORMAT = 1
+GROWABLE_MIB = 256  # smaller ones have few inodes in each group of blocks, and would have few for good
 GROWN_MIB_MAX = 65536  # how far a disk of unstated size grows for its image
 
 
@@ -101,6 +102,12 @@ class Entries:
         return CachedImage(
             digest, rootfs, disk_mib, size, facts.config, facts.default_user, facts.default_workdir
         )
+
+    def below(self, digest: str, disk_mib: int) -> Path | None:
+        """The largest root filesystem of a content that can be grown to a disk of that size."""
+        sizes = [int(path.stem) for path in self.place(digest).glob("*.ext4")]
+        fitting = [size for size in sizes if GROWABLE_MIB <= size < disk_mib]
+        return self.place(digest) / f"{max(fitting)}.ext4" if fitting else None
 
     def publish(self, facts: Facts, disk_mib: int, rootfs: Path) -> Path:
         """Put a finished root filesystem in its place; returns that.

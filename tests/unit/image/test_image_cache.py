@@ -23,7 +23,7 @@ from agentenv.image.entries import Entries
 from agentenv.image.eviction import GRACE_S, Kept, plan
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
-from support.archives import Layout, file, gzipped, plain, tarball, zstandard
+from support.archives import Layout, digest_of, file, gzipped, plain, tarball, zstandard
 from support.registry import PASSWORD, USER, Answer, Asked, Front, Registry, Rule, Spoil, Tokens, basic
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root filesystems are built as root")
@@ -182,8 +182,8 @@ async def test_unpacking_begins_before_everything_is_there(place: Path, front: C
     waited: list[bool] = []
 
     def slow(asked: Asked) -> None:
-        """The last blob, which is the upper layer, waits until the lower one is being unpacked."""
-        if asked.is_blob and server.count("/blobs/") == 3:
+        """The upper layer waits until the lower one is unpacked."""
+        if asked.path.endswith(digest_of(gzipped(LAYERS[1]))):
             waited.append(unpacking.wait(LIMIT_S))
 
     def progress(text: str) -> None:
@@ -230,6 +230,28 @@ async def test_a_disk_of_the_size_that_is_asked_for(place: Path, registry: Regis
     assert [image.disk_mib for image in sizes] == [64, 1024, DISK]
     assert len({image.rootfs for image in sizes}) == 3
     assert len({image.digest for image in sizes}) == 1
+    await home.at_rest()
+
+
+async def test_a_larger_disk_is_grown_from_a_smaller_one(place: Path, front: Callable[..., Front]) -> None:
+    server = front()
+    home = Home(place, server.host)
+    small = await home.get(f"{server.host}/team/app")
+    before, home.told = server.count("/blobs/"), []
+    large = await home.get(f"{server.host}/team/app", disk_mib=4096)
+    assert server.count("/blobs/") == before
+    assert not any("unpacking" in text for text in home.told)
+    assert large.rootfs.stat().st_size == 4096 << 20
+    assert large.size_bytes < small.size_bytes + (8 << 20)
+    assert large.rootfs.stat().st_mode & 0o777 == 0o444
+    for image in (small, large):
+        checked = subprocess.run(["e2fsck", "-fn", image.rootfs], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+    told = subprocess.run(["debugfs", "-R", "stat /one", large.rootfs], capture_output=True, text=True).stdout
+    assert "Size: 300000" in told
+    header = subprocess.run(["dumpe2fs", "-h", large.rootfs], capture_output=True, text=True).stdout
+    inodes = next(line for line in header.splitlines() if line.startswith("Inode count:"))
+    assert int(inodes.split()[-1]) >= (4096 << 20) // 16384
     await home.at_rest()
 
 

@@ -13,7 +13,7 @@ from agentenv.records.database import Database
 
 # What was used so lately may be on its way into a record.
 GRACE_S = 600.0
-_NAMED = re.compile(r"images/cache/([^\"/]+/[0-9]+\.ext4)")
+_NAMED = re.compile(r"images/cache/([^\"/]+/[^\"/]+\.ext4)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def plan(present: Iterable[Kept], needed: Collection[Path], budget: int, now: fl
 
 
 def named_in_records(database: Database) -> frozenset[str]:
-    """The root filesystems (`DIRECTORY/MIB.ext4`) that any record names: templates, snapshots (deleted ones
+    """The root filesystems (`DIRECTORY/NAME.ext4`) that any record names: templates, snapshots (deleted ones
     too, until they are cleared away), sandboxes, and what the ledger has."""
     rows = database.query(
         "SELECT document AS text FROM templates UNION ALL SELECT document FROM snapshots"

@@ -157,6 +157,8 @@ class _Creation:
         """The template as it is, or with other numbers over the same filesystem."""
         if (before.vcpus, before.memory_mib) == (self.shape.vcpus, self.shape.memory_mib):
             self.progress(f"{before.name} is up to date")
+            if before.source != self.source:  # another name of the same content
+                return self.templates.register(replace(before, source=self.source))
             return before
         now, build_id = time.time(), str(uuid.uuid4())
         return self.templates.register(replace(before, **vars(self.shape), build_id=build_id, updated_at=now))

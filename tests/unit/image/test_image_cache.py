@@ -478,7 +478,19 @@ async def test_what_nothing_needs_goes_when_it_is_too_much(place: Path, registry
     await home.images.evict(LATER)
     assert home.filesystems() == []
     assert list(home.settings.cache_dir.glob("1-*")) == []
-    assert await home.get(f"{registry.host}/team/app") == image
+    again = await home.get(f"{registry.host}/team/app")
+    assert (again.digest, again.rootfs != image.rootfs) == (image.digest, True), "no name is given twice"
+    await home.at_rest()
+
+
+async def test_a_directory_made_again_leaves_what_is_in_use(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("x")
+    home = Home(place)
+    first = await home.get(tmp_path / "tree")
+    inode = first.rootfs.stat().st_ino
+    assert await home.get(tmp_path / "tree") == first
+    assert first.rootfs.stat().st_ino == inode
     await home.at_rest()
 
 

@@ -41,8 +41,9 @@ DIRTY_MIB = (0, 16, 64, 256)
 DISK_MIB = (0, 1024)
 FORKS = (1, 4, 16)
 AT_ONCE = (1, 4, 16)
-# What the hypervisor and the guest do; the rest of a call is the platform's own part.
-MACHINE_PHASES = ("restore", "run", "boot", "agent", "stop", "capture", "end", "prepare")
+# What the hypervisor, the guest and (where a snapshot is published durably) the host's disk do; the rest of
+# a call is the platform's own part.
+MACHINE_PHASES = ("restore", "run", "boot", "agent", "stop", "capture", "end", "prepare", "publish")
 
 # One process that dirties 256 MiB and a while later 4 MiB of them anew, with nothing else in the guest.
 TWICE = """
@@ -242,9 +243,11 @@ def _until(path: str) -> str:
 
 
 def part_pause(bench: Bench) -> Result:
-    """Pause and resume against dirty memory; each resume beside a bare start from the same snapshot."""
+    """Pause and resume against dirty memory; each resume beside a bare start from the same snapshot.
+
+    Without a pool: after each create it would be filled again meanwhile, on the same processors."""
     result: Result = {}
-    with node_on(bench.settings) as node:
+    with node_on(bench.settings, pool_most="0") as node:
         client = node.client()
         for mib in DIRTY_MIB:
             pauses: list[Call] = []
@@ -257,6 +260,7 @@ def part_pause(bench: Bench) -> Result:
                     pauses.append(client.call("POST", f"{path}/pause"))
                     time.sleep(0.5)  # what is done after the answer
                     floors.append(bench.floor(bench.snapshot_of(sandbox["sandboxID"])))
+                    time.sleep(0.5)
                     resumes.append(client.call("POST", f"{path}/connect", {"timeout": 3600}))
                     client.start_process(sandbox, "true")
             running = [
@@ -272,9 +276,11 @@ def part_pause(bench: Bench) -> Result:
 
 
 def part_checkpoint(bench: Bench) -> Result:
-    """Checkpoints of a running sandbox against dirty memory and disk written, and one right after another."""
+    """Checkpoints of a running sandbox against dirty memory and disk written, and one right after another.
+
+    Without a pool, as pauses."""
     result: Result = {}
-    with node_on(bench.settings) as node:
+    with node_on(bench.settings, pool_most="0") as node:
         client = node.client()
         for disk in DISK_MIB:
             for mib in DIRTY_MIB if not disk else DIRTY_MIB[:3]:
@@ -340,7 +346,7 @@ def part_fork(bench: Bench) -> Result:
                     time.sleep(1.0)
                 stopped = [sum(call.phases.get(n, 0) for n in ("stop", "capture", "run")) for call in calls]
                 result[f"fork_{count}"] = {
-                    **of_calls(calls),
+                    **{key: value for key, value in of_calls(calls).items() if key != "own_p50_ms"},
                     "failed": failed,
                     "stopped_p50_ms": round(p50(stopped), 1),
                     "x_floor_per_core": round(

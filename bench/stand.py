@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentenv.config import Settings
+from agentenv.records.database import Database
 
 START_LIMIT_S = 120.0
 EMPTIED = ("resources", "sandboxes", "idempotency", "snapshots", "snapshot_names")
@@ -51,11 +52,12 @@ def _copy_templates(source: Path, home: Path) -> None:
     original, copy = sqlite3.connect(source / "aenv.db"), sqlite3.connect(home / "aenv.db")
     try:
         original.backup(copy)
+        Database(home / "aenv.db").close()  # of this version, whichever the prepared one is
         have = {row[0] for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table in have.intersection(EMPTIED):
             copy.execute(f"DELETE FROM {table}")
-        moved = "json_set(document, '$.rootfs', replace(document ->> 'rootfs', ?, ?))"
-        copy.execute(f"UPDATE templates SET document = {moved}", (str(source), str(home)))
+        moved = "json_set(document, '$.made.rootfs', replace(document ->> '$.made.rootfs', ?, ?))"
+        copy.execute(f"UPDATE builds SET document = {moved}", (str(source), str(home)))
         copy.commit()
     finally:
         original.close()

@@ -170,6 +170,40 @@ class Settings(BaseSettings):
     slots_least: int = Field(default=2, ge=0, description="Network slots made ahead, at least.")
     slots_most: int = Field(default=16, ge=0, description="Network slots made ahead, at most.")
 
+    fold_layers: int = Field(
+        default=16,
+        ge=2,
+        description="Layers of memory, or of disk above the template's, from which on they are made one.",
+    )
+    fold_delta_mib: int = Field(
+        default=256,
+        ge=1,
+        description="MiB of changed memory in a snapshot from which on it gets a flat file of its own.",
+    )
+    fold_starts: int = Field(
+        default=8, ge=1, description="Sandboxes started from a snapshot from which on it gets one as well."
+    )
+
+    pressure: Literal["off", "page_out", "refresh", "pause"] = Field(
+        default="refresh",
+        description="What is done to idle sandboxes, the idlest first, when the host runs out of memory: each"
+        " includes those before. page_out: written to swap, where there is some; refresh: started anew in"
+        " place from a file of their memory; pause: paused.",
+    )
+    pressure_below_mib: int = Field(
+        default=1024, ge=0, description="MiB of memory available on the host below which that begins."
+    )
+    pressure_stalled: float = Field(
+        default=20.0,
+        ge=0,
+        le=100,
+        description="Percentage of the time that everything waits for memory above which it begins as well,"
+        " where the kernel tells (full avg10 of /proc/pressure/memory); 0: not looked at.",
+    )
+    pressure_idle_s: float = Field(
+        default=30.0, ge=0, description="Seconds without requests or computing after which one is idle."
+    )
+
     registry_mirrors: dict[str, list[str]] = Field(
         default_factory=dict,
         description="Registry → its mirrors (HOST[:PORT]), which are asked first, in this order.",
@@ -213,6 +247,29 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
+    builds_at_once: int | None = Field(
+        default=None,
+        ge=1,
+        description="Builds of templates that have a machine at a time; unset, one per processor.",
+    )
+    build_from_paths: bool = Field(
+        default=False,
+        description="Whether a build may name a directory or file of this host as its image (`oci:`, "
+        "`archive:`, `rootfs:`): whoever has the API key then reads what the node can read.",
+    )
+    step_cache_mib: int = Field(
+        default=20480, ge=0, description="MiB of steps of builds that are kept to be used again."
+    )
+    step_keep_s: float = Field(
+        default=30 * 24 * 3600.0, ge=0, description="Seconds that a step nobody uses is kept at most."
+    )
+    context_max_mib: int = Field(
+        default=8192, ge=1, description="MiB of the largest upload of files that a build copies."
+    )
+    context_keep_s: float = Field(
+        default=7 * 24 * 3600.0, ge=0, description="Seconds that uploaded files nobody uses are kept."
+    )
+
     serial_log_bytes: int = Field(
         default=262144, ge=4096, description="Bytes kept of each machine's serial log."
     )
@@ -241,6 +298,11 @@ class Settings(BaseSettings):
     def images_dir(self) -> Path:
         """Read-only root filesystems of templates."""
         return self.home / "images"
+
+    @property
+    def contexts_dir(self) -> Path:
+        """Files that builds copy, by the hash that their clients gave them."""
+        return self.home / "contexts"
 
     @property
     def cache_dir(self) -> Path:

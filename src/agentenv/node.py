@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import uvloop
 from agentenv import __version__, run_record
 from agentenv.api import key
 from agentenv.api.app import create_app
+from agentenv.building import assemble
+from agentenv.building.builder import Builder
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.guestimage import build as guest
@@ -32,7 +35,9 @@ from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.service import Sandboxes
+from agentenv.snapshot.chains import Limits
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
 from agentenv.vmm.machine import Hypervisor
@@ -129,17 +134,28 @@ class Node:
             hypervisor,
             slots,
             templates,
-            lambda: guest.load(settings),
+            partial(guest.load, settings),
             snapshots=snapshots,
+            upkeep=Upkeep(snapshots, Limits.of(settings)),
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
-        sweep = asyncio.create_task(_sweep(templates, service, images), name="sweep")
-        parts.push_async_callback(_cancelled, sweep)
+        builder = assemble.builder(settings, database, service, templates, images)
+        builder.start()
+        parts.push_async_callback(builder.stop)
+        sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
+        parts.push_async_callback(_cancelled, sweeping)
         front = front_protocol(service, settings)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
-        app = create_app(service, templates, settings, api_key=key.load_or_create(settings), port=address[1])
+        app = create_app(
+            service,
+            templates,
+            settings,
+            api_key=key.load_or_create(settings),
+            port=address[1],
+            builder=builder,
+        )
         await self._begin_serving(parts, uvicorn_config(app, front), listener)
         self.url = _url(settings.host, address[1])
         run_record.write(settings, self.url)
@@ -198,10 +214,12 @@ class _Server(uvicorn.Server):
         self.up.set()
 
 
-async def _sweep(templates: Templates, service: Sandboxes, images: Images) -> None:
-    """Remove what replaced templates left, and images beyond the budget, now and from time to time."""
+async def _sweep(templates: Templates, service: Sandboxes, builder: Builder, images: Images) -> None:
+    """Remove what replaced templates and old builds left, and images beyond the budget, now and from time to
+    time."""
     while True:
         try:
+            builder.sweep()
             service.drop_outdated()
             templates.sweep()
             await images.evict()

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentenv.config import Settings
+from agentenv.proc import start_time
 
 NAME = "node.json"
 
@@ -38,17 +39,7 @@ class RunRecord:
     @property
     def alive(self) -> bool:
         """Whether that very process still runs."""
-        return start_time(self.pid) == self.start_time
-
-
-def start_time(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return start_time(self.pid, zombie=False) == self.start_time
 
 
 def write(settings: Settings, url: str) -> Path:

@@ -1,10 +1,12 @@
 // The unmodified `e2b` package from npm against a real node. Run by test_sdk_javascript.py.
 import assert from 'node:assert/strict'
+import { mkdtempSync, writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
+import { tmpdir } from 'node:os'
 import { after, before, test } from 'node:test'
 
 const require = createRequire(process.env.AENV_TEST_NPM + '/')
-const { Sandbox, CommandExitError, NotFoundError } = require('e2b')
+const { Sandbox, Template, BuildError, CommandExitError, NotFoundError } = require('e2b')
 
 let sandbox
 before(async () => { sandbox = await Sandbox.create('base', { timeoutMs: 300_000, metadata: { by: 'javascript' } }) })
@@ -66,4 +68,19 @@ test('life', async () => {
   assert.equal(await other.kill(), true)
   assert.equal(await other.isRunning(), false)
   assert.equal(await Sandbox.kill(other.sandboxId), false)
+})
+
+test('templates', async () => {
+  const fileContextPath = mkdtempSync(`${tmpdir()}/context-`)
+  writeFileSync(`${fileContextPath}/a.txt`, 'copied')
+  const lines = []
+  const template = Template({ fileContextPath }).fromTemplate('base').copy('*.txt', 'in/').setEnvs({ A: '1' }).runCmd('cat in/a.txt')
+  const built = await Template.build(template, 'by-javascript:v1', { onBuildLogs: (entry) => lines.push(entry.message) })
+  assert.ok(lines.includes('[stdout]: copied'))
+  assert.deepEqual((await Template.getTags('by-javascript')).map((tag) => [tag.tag, tag.buildId]), [['v1', built.buildId]])
+  const made = await Sandbox.create('by-javascript:v1', { timeoutMs: 60_000 })
+  assert.equal((await made.commands.run('echo $A; cat in/a.txt')).stdout, '1\ncopied')
+  await made.kill()
+  const failing = Template().fromTemplate('base').runCmd('exit 3')
+  await assert.rejects(Template.build(failing, 'by-javascript'), (error) => error instanceof BuildError && /exit status 3/.test(error.message))
 })

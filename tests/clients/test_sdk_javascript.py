@@ -46,4 +46,4 @@ def test_the_javascript_sdk(node: RunningNode, npm_packages: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"^# pass (\d+)", done.stdout, re.MULTILINE)
     assert passed is not None
-    assert int(passed[1]) == 6, done.stdout
+    assert int(passed[1]) == 7, done.stdout

@@ -115,30 +115,6 @@ def test_a_paused_one_holds_no_machine(node: RunningNode, sandbox: Sandbox) -> N
     assert state_of(node, sandbox) == "paused"
 
 
-def test_the_first_call_never_fails_and_both_files_are_there(node: RunningNode, sandbox: Sandbox) -> None:
-    """Ten times: write, pause, resume, and at once a call without a retry."""
-    written = []
-    for number in range(10):
-        sandbox.files.write(f"/home/user/{number}", f"content {number}")
-        written.append(f"content {number}")
-        sandbox.pause()
-        sandbox.connect(timeout=600)
-        answer = httpx.get(
-            f"{node.url}/files",
-            params={"path": f"/home/user/{number}", "username": "user"},
-            headers={
-                "E2b-Sandbox-Id": sandbox.sandbox_id,
-                "E2b-Sandbox-Port": "49983",
-                "X-Access-Token": str(sandbox._envd_access_token),
-            },
-            timeout=60,
-            trust_env=False,
-        )
-        assert (answer.status_code, answer.text) == (200, written[-1])
-    command = "for i in 0 1 2 3 4 5 6 7 8 9; do cat /home/user/$i; echo; done"
-    assert sandbox.commands.run(command).stdout.splitlines() == written
-
-
 def test_the_clock_is_the_hosts_after_a_sleep(sandbox: Sandbox) -> None:
     uptime = float(said(sandbox, "cut -d' ' -f1 /proc/uptime")[0])
     sandbox.pause()
@@ -266,22 +242,6 @@ def test_a_checkpoint_and_what_is_made_of_it(make: Callable[..., Sandbox], node:
     with pytest.raises(SandboxException, match="not found"):
         make("first")
     assert child.files.read("/home/user/file") == "the child's"
-
-
-def test_children_are_independent(sandbox: Sandbox) -> None:
-    sandbox.commands.run("echo shared > /home/user/file; sleep 1000 &")
-    children = sandbox.fork(count=3, timeout=600)
-    assert all(isinstance(each, Sandbox) for each in children), children
-    seen = []
-    for each in [sandbox, *children]:
-        assert isinstance(each, Sandbox)
-        assert said(each, "cat /home/user/file; hostname; pgrep -c sleep") == ["shared", each.sandbox_id, "1"]
-        seen.append(tuple(said(each, "cat /proc/sys/kernel/random/uuid; cat /etc/machine-id")))
-        each.files.write("/home/user/file", each.sandbox_id)
-    assert len({uuid for uuid, _ in seen}) == len({machine for _, machine in seen}) == 4
-    for each in [sandbox, *children]:
-        assert isinstance(each, Sandbox)
-        assert each.files.read("/home/user/file") == each.sandbox_id
 
 
 def test_a_damaged_layer_is_told_and_leaves_it_paused(node: RunningNode, sandbox: Sandbox) -> None:

@@ -64,21 +64,6 @@ def spec(guest: GuestFiles, nic: Nic) -> MachineSpec:
 
 
 @pytest.fixture
-def qemu_and_ledger(settings: Settings, host_audit: None) -> tuple[Qemu, Ledger]:
-    return small_qemu(settings)
-
-
-@pytest.fixture
-def qemu(qemu_and_ledger: tuple[Qemu, Ledger]) -> Qemu:
-    return qemu_and_ledger[0]
-
-
-@pytest.fixture
-def ledger(qemu_and_ledger: tuple[Qemu, Ledger]) -> Ledger:
-    return qemu_and_ledger[1]
-
-
-@pytest.fixture
 async def machine(qemu: Qemu, spec: MachineSpec) -> AsyncIterator[QemuMachine]:
     booted = await qemu.boot(spec)
     yield booted

@@ -21,7 +21,6 @@ import audit
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, HostFault, StoreCorrupt, StoreFull
 from agentenv.records.ledger import Ledger
-from agentenv.vmm.layer import map_of
 from agentenv.vmm.machine import (
     Capture,
     Incompatible,
@@ -33,6 +32,7 @@ from agentenv.vmm.machine import (
 )
 from agentenv.vmm.qemu.hypervisor import Qemu
 from agentenv.vmm.qemu.machine import QemuMachine
+from agentenv.vmm.stored import map_of
 from support import small_guest
 from support.small_guest import READY, UID, shown, small_qemu, small_spec
 
@@ -143,21 +143,6 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
 @pytest.fixture
 def audit_scope(settings: Settings) -> audit.Scope:
     return audit.Scope.of(settings)
-
-
-@pytest.fixture
-def qemu_and_ledger(settings: Settings, host_audit: None) -> tuple[Qemu, Ledger]:
-    return small_qemu(settings)
-
-
-@pytest.fixture
-def qemu(qemu_and_ledger: tuple[Qemu, Ledger]) -> Qemu:
-    return qemu_and_ledger[0]
-
-
-@pytest.fixture
-def ledger(qemu_and_ledger: tuple[Qemu, Ledger]) -> Ledger:
-    return qemu_and_ledger[1]
 
 
 @contextlib.asynccontextmanager

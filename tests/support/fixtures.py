@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
-from support.home import linked_home, prepared_home
+from agentenv.config import Settings
+from agentenv.records.ledger import Ledger
+from agentenv.vmm.qemu.hypervisor import Qemu
+from support import small_guest
+from support.home import linked_home, prepared_home, unmount_below
 from support.running import RunningNode
 
 LOGS = Path(__file__).parents[2] / "test-logs"
@@ -24,6 +28,7 @@ def node_directory() -> Iterator[Path]:
     runs.mkdir(exist_ok=True)
     for old in runs.iterdir():  # of runs that were broken off
         if not Path(f"/proc/{old.name}").exists():
+            unmount_below(old)
             shutil.rmtree(old)
     directory = runs / str(os.getpid())
     directory.mkdir()
@@ -36,11 +41,12 @@ def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
     """Starts nodes by name, each with data of its own, and ends those that still run."""
     started: list[RunningNode] = []
 
-    def factory(name: str, **settings: str) -> RunningNode:
+    def factory(name: str, *, home: Path | None = None, **given: Any) -> RunningNode:
         LOGS.mkdir(exist_ok=True)
         # What is held ready comes and goes under the audit.
-        settings = {"pool_most": "0", "slots_least": "0", "slots_most": "0", **settings}
-        home = linked_home(node_directory / name)
+        quiet = {"pool_most": "0", "slots_least": "0", "slots_most": "0", "pressure": "off"}
+        settings = {**quiet, **given}
+        home = home or linked_home(node_directory / name)
         node = RunningNode(home, Path(f"/run/aenv-t-{os.getpid()}-{name}"), LOGS / f"{name}.log", **settings)
         started.append(node)
         return node
@@ -90,3 +96,19 @@ def sandbox_factory(e2b_environment: None) -> Iterator[Callable[..., Sandbox]]:
     yield factory
     for sandbox in made:
         sandbox.kill()
+
+
+@pytest.fixture
+def qemu_and_ledger(settings: Settings, host_audit: None) -> tuple[Qemu, Ledger]:
+    """A hypervisor without a node, on the data directory of the `settings` that a module has."""
+    return small_guest.small_qemu(settings)
+
+
+@pytest.fixture
+def qemu(qemu_and_ledger: tuple[Qemu, Ledger]) -> Qemu:
+    return qemu_and_ledger[0]
+
+
+@pytest.fixture
+def ledger(qemu_and_ledger: tuple[Qemu, Ledger]) -> Ledger:
+    return qemu_and_ledger[1]

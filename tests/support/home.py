@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from agentenv import config
+from agentenv.records.database import Database
 
 
 def prepared_home() -> Path:
@@ -29,15 +33,53 @@ def linked_home(target: Path) -> Path:
     for name in ("guest", "images"):
         if (source / name).is_dir():
             shutil.copytree(source / name, target / name, copy_function=os.link, symlinks=True)
+    _copy_records(source, target)
+    return target
+
+
+@contextmanager
+def small_home(target: Path, size: int) -> Iterator[Path]:
+    """The same on a filesystem of its own, of `size` bytes; only guest files and images lie elsewhere."""
+    source, image = prepared_home(), target.with_suffix(".ext4")
+    target.mkdir(parents=True)
+    try:
+        with image.open("wb") as file:
+            file.truncate(size)
+        _run("mkfs.ext4", "-q", "-m", "0", str(image))
+        _run("mount", "-o", "loop", str(image), str(target))
+        for name in ("guest", "images"):
+            (target / name).mkdir()
+            _run("mount", "--bind", str(source / name), str(target / name))
+        _copy_records(source, target)
+        yield target
+    finally:
+        unmount_below(target)
+        image.unlink()
+
+
+def unmount_below(directory: Path) -> None:
+    """Unmount all that is mounted at a directory or below it."""
+    points = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in reversed(points):
+        if point.is_relative_to(directory):
+            _run("umount", str(point))
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+def _copy_records(source: Path, target: Path) -> None:
     original, copy = sqlite3.connect(source / "aenv.db"), sqlite3.connect(target / "aenv.db")
     try:
         original.backup(copy)
+        Database(target / "aenv.db").close()  # of this version, whichever the prepared one is
         for table in ("resources", "sandboxes", "idempotency", "snapshots", "snapshot_names"):
             copy.execute(f"DELETE FROM {table}")
-        moved = "json_set(document, '$.rootfs', replace(document ->> 'rootfs', ?, ?))"
-        copy.execute(f"UPDATE templates SET document = {moved}", (str(source), str(target)))
+        moved = "json_set(document, '$.made.rootfs', replace(document ->> '$.made.rootfs', ?, ?))"
+        copy.execute(f"UPDATE builds SET document = {moved}", (str(source), str(target)))
         copy.commit()
     finally:
         original.close()
         copy.close()
-    return target

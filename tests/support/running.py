@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -16,10 +17,22 @@ START_LIMIT_S = 120.0
 
 
 class RunningNode:
-    """Started at once; `stop` and `kill` end it, `start` starts it again on the same data."""
+    """Started at once; `stop` and `kill` end it, `start` starts it again on the same data.
 
-    def __init__(self, home: Path, runtime: Path, log: Path, **settings: str) -> None:
+    `program` is what the interpreter is given in the place of `aenv`.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        runtime: Path,
+        log: Path,
+        *,
+        program: Sequence[str] = ("-m", "agentenv"),
+        **settings: str,
+    ) -> None:
         self.home, self.runtime, self.log = home, runtime, log
+        self._program = program
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -66,7 +79,7 @@ class RunningNode:
         port = self.url.rpartition(":")[2] or "0"  # the same port again after a restart
         with self.log.open("ab") as log, os.fdopen(ready, "rb") as pipe:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentenv", "serve", "--port", port, "--ready-fd", str(theirs)],
+                [sys.executable, *self._program, "serve", "--port", port, "--ready-fd", str(theirs)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -89,6 +102,13 @@ class RunningNode:
     def kill(self) -> None:
         """SIGKILL: no chance to tidy up."""
         self._end(signal.SIGKILL)
+
+    def died(self) -> int:
+        """Wait until it has ended by itself; returns its status, less than 0 for a signal's number."""
+        assert self._process is not None
+        status = self._process.wait(60)
+        self._process = None
+        return status
 
     def close(self) -> None:
         """Pause all sandboxes and end the node, as `aenv node stop` does."""

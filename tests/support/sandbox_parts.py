@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
+from agentenv.errors import CapacityExceeded, Conflict, HostFault
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -21,6 +20,8 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.records import Records
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
+from agentenv.template.records import Template
+from agentenv.template.store import Templates
 from agentenv.vmm.machine import (
     Capture,
     Exit,
@@ -90,6 +91,11 @@ class MemoryMachine:
     @property
     def exited(self) -> bool:
         return self._exit.done()
+
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        image = self.image.files() if self.image else ()
+        return frozenset((*(layer.path for layer in (*self.spec.layers, *self._sealed)), *image))
 
     def _require(self) -> None:
         if self._exit.done():
@@ -274,49 +280,43 @@ class MemoryAgent:
     async def rehearse(self, *, user: str, token: str) -> None:
         await self._steps.at("rehearse")
 
-    async def sync(self) -> None:
-        await self._steps.at("sync")
+    async def freeze(self) -> None:
+        await self._steps.at("freeze")
+
+    async def thaw(self) -> None:
+        await self._steps.at("thaw")
 
     async def close(self) -> None:
-        pass
+        await self._steps.at("close")
 
 
-@dataclass(frozen=True)
-class MemoryTemplate:
-    id: str = "tbase"
-    name: str = "base"
-    build_id: str = "5f0c5dd2-7b53-4c58-9a5e-0a6e8ac7ab9a"
-    vcpus: int = 1
-    memory_mib: int = 512
-    disk_mib: int = 2048
-    env: dict[str, str] = field(default_factory=lambda: {"LANG": "C.UTF-8"})
-    default_user: str = "user"
-    default_workdir: str | None = None
-    rootfs: Path = Path("/images/base.ext4")
-    created_at: float = 1_700_000_000.0
-    updated_at: float = 1_700_000_100.0
+def template_of(rootfs: Path | None, **given: Any) -> Template:
+    """A template's record: `base` where nothing else is said."""
+    record: dict[str, Any] = {
+        "id": "tbase",
+        "name": "base",
+        "build_id": "5f0c5dd2-7b53-4c58-9a5e-0a6e8ac7ab9a",
+        "rootfs": rootfs,
+        "disk_mib": 2048,
+        "memory_mib": 512,
+        "vcpus": 1,
+        "source": "debootstrap:bookworm",
+        "recipe": "r",
+        "digest": "sha256:0",
+        "size_bytes": 12,
+        "default_user": "user",
+        "default_workdir": "/home/user",
+        "created_at": 1_700_000_000.0,
+        "updated_at": 1_700_000_100.0,
+        "env": {"LANG": "C.UTF-8"},
+    }
+    return Template(**{**record, **given})
 
 
-class MemoryTemplates:
-    def __init__(self, *templates: MemoryTemplate) -> None:
-        self._templates = templates
-
-    def get(self, reference: str) -> MemoryTemplate:
-        for template in self._templates:
-            if reference in (template.id, template.name):
-                return template
-        raise NotFound(f'template "{reference}" not found')
-
-    def list(self) -> tuple[MemoryTemplate, ...]:
-        return self._templates
-
-    def add(self, template: MemoryTemplate) -> None:
-        self._templates = (*self._templates, template)
-
-    def delete(self, reference: str) -> MemoryTemplate:
-        found = self.get(reference)
-        self._templates = tuple(each for each in self._templates if each is not found)
-        return found
+def rootfs_of(template: Template) -> Path:
+    """The file that a template's first snapshot is booted from."""
+    assert template.rootfs is not None
+    return template.rootfs
 
 
 class JumpingClock:
@@ -346,7 +346,7 @@ class MemoryNode:
     """A service over parts in memory and a real database; `restart` is a node's second life."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
-        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0}
+        nothing_ahead = {"pool_most": 0, "slots_least": 0, "slots_most": 0, "pressure": "off"}
         self.settings = Settings(home=home, **{**nothing_ahead, **settings})
         self.steps = Steps()
         self.clock = JumpingClock()
@@ -355,7 +355,7 @@ class MemoryNode:
         rootfs = home / "images" / "base.ext4"
         rootfs.parent.mkdir(exist_ok=True)
         rootfs.write_bytes(b"a filesystem")
-        self.templates = MemoryTemplates(MemoryTemplate(rootfs=rootfs))
+        self.rootfs = rootfs
         self.versions = {"version": "1"}
         self.hypervisor.versions = self.versions
         self.identities: list[Identity] = []
@@ -365,6 +365,9 @@ class MemoryNode:
     def _open(self) -> None:
         self.database = Database(self.settings.database)
         self.records = Records(self.database)
+        self.templates = Templates(self.database, self.settings)
+        if self.templates.find("base") is None:
+            self.templates.register(template_of(self.rootfs))
         self.service = Sandboxes(
             self.settings,
             self.database,
@@ -372,7 +375,7 @@ class MemoryNode:
             self.hypervisor,
             self.slots,
             self.templates,
-            lambda: GUEST,
+            lambda recorded=None: GUEST,
             clock=self.clock,
             agent_at=lambda address: MemoryAgent(self.steps, self.identities),
             turn_limit_s=self.turn_limit_s,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,10 @@ import numpy as np
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.records import Descent, DiskLayer, Memory, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.layer import encode_map, map_of
+from agentenv.vmm.layer import encode_map
+from agentenv.vmm.memory import Image
+from agentenv.vmm.qemu import overlay
+from agentenv.vmm.stored import map_of
 from agentenv.vmm.transfer import PAGE
 
 PAGES = 16
@@ -70,3 +76,53 @@ async def add(
 def names_below(home: Path) -> set[str]:
     """All files among the snapshots of a data directory, relative to it."""
     return {str(path.relative_to(home)) for path in (home / "snapshots").rglob("*") if path.is_file()}
+
+
+def write_disk(path: Path, clusters: Mapping[int, int]) -> None:
+    """A qcow2 layer that has some clusters, each filled with a byte; 0 is one that reads as zeros."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        overlay.write_empty(descriptor, overlay.MIB)
+        entries = {
+            number: (5 + place) * overlay.CLUSTER | 1 << 63 if byte else 1
+            for place, (number, byte) in enumerate(sorted(clusters.items(), key=lambda item: item[1] == 0))
+        }
+        table = struct.pack(">16Q", *(entries.get(number, 0) for number in range(16)))
+        used = 5 + sum(byte != 0 for byte in clusters.values())
+        os.ftruncate(descriptor, used * overlay.CLUSTER)
+        os.pwrite(descriptor, struct.pack(">H", 1) * used, 2 * overlay.CLUSTER)
+        os.pwrite(descriptor, struct.pack(">Q", 4 * overlay.CLUSTER | 1 << 63), 3 * overlay.CLUSTER)
+        os.pwrite(descriptor, table, 4 * overlay.CLUSTER)
+        for number, byte in clusters.items():
+            if byte:
+                at = entries[number] & ~(1 << 63)
+                os.pwrite(descriptor, bytes([byte]) * overlay.CLUSTER, at)
+    finally:
+        os.close(descriptor)
+
+
+def read_disk(layers: Iterable[Path]) -> dict[int, int]:
+    """What clusters read from qcow2 layers, bottom up: those of `write_disk`, or made of them."""
+    found: dict[int, int] = {}
+    for layer in layers:
+        content = layer.read_bytes()
+        (first,) = struct.unpack_from(">Q", content, 40)
+        (second,) = struct.unpack_from(">Q", content, first)
+        for number in range(16 if second else 0):
+            (entry,) = struct.unpack_from(">Q", content, (second & ~(1 << 63)) + number * 8)
+            if entry & 1:
+                found[number] = 0
+            elif entry:
+                cluster = content[entry & ~(1 << 63) :][: overlay.CLUSTER]
+                assert cluster == cluster[:1] * overlay.CLUSTER
+                found[number] = cluster[0]
+    return found
+
+
+def read_memory(memory: Memory, home: Path) -> bytes:
+    """A memory's content."""
+    with Image(home / memory.base.path, [home / delta.path for delta in memory.deltas]) as image:
+        words = np.empty((PAGES, PAGE // 8), np.uint64)
+        image.read(np.arange(PAGES, dtype=np.uint32), words)
+        return words.tobytes()

@@ -91,6 +91,7 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
             onTimeout=sandbox.lifecycle.on_timeout, autoResume=sandbox.lifecycle.auto_resume
         ),
         pauseMode=sandbox.pause_mode,
+        envdUnresponsiveAtPause=None if sandbox.agent_answered else True,
         reason=sandbox.reason,
         snapshotID=sandbox.snapshot,
     )

@@ -6,10 +6,11 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
-from agentenv.api import faults, planned, sandboxes, snapshots, templates
+from agentenv.api import builds, faults, planned, sandboxes, snapshots, templates
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
+from agentenv.building.builder import Builder
 from agentenv.config import Settings
 from agentenv.sandbox.service import Sandboxes
 
@@ -17,7 +18,13 @@ EXPOSED_HEADERS = ["x-next-token", "X-Total-Running", "Server-Timing", "Retry-Af
 
 
 def create_app(
-    service: Sandboxes, catalogue: templates.Catalogue, settings: Settings, *, api_key: str, port: int
+    service: Sandboxes,
+    catalogue: templates.Catalogue,
+    settings: Settings,
+    *,
+    api_key: str,
+    port: int,
+    builder: Builder | None = None,
 ) -> FastAPI:
     """The application over the given parts; `port` is the one it is served on."""
 
@@ -40,7 +47,9 @@ def create_app(
     app.include_router(planned.routes())
     app.include_router(snapshots.routes(service, settings, domain_for))
     app.include_router(sandboxes.routes(service, settings, domain_for))
-    app.include_router(templates.routes(catalogue, service))
+    if builder is not None:
+        app.include_router(builds.routes(builder))
+    app.include_router(templates.routes(catalogue, service, settings, builder))
     faults.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyBound)

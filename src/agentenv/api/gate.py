@@ -11,18 +11,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentenv.api.faults import fault
 
 OPEN_PATHS = frozenset({"/health", "/openapi.json", "/docs"})
+# Uploads carry a ticket instead of the key, and are bounded where they are stored.
+UPLOADS = "/uploads/"
 BODY_LIMIT_BYTES = 1024 * 1024
 
 
 class KeyGate:
-    """Lets requests with the right `X-API-KEY` pass, and those to `OPEN_PATHS`."""
+    """Lets requests with the right `X-API-KEY` pass, and those to `OPEN_PATHS` and of uploads."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(scope):
+        if scope["type"] != "http" or _is_open(scope) or self._allowed(scope):
             await self._app(scope, receive, send)
             return
         answer = fault(401, "the X-API-KEY header is missing, repeated or wrong")
@@ -44,7 +46,7 @@ class BodyBound:
         self._limit = limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or _is_upload(scope):
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
@@ -71,6 +73,14 @@ class BodyBound:
         answer = fault(413, self._message)
         answer.headers["Connection"] = "close"
         return answer
+
+
+def _is_open(scope: Scope) -> bool:
+    return scope["path"] in OPEN_PATHS or _is_upload(scope)
+
+
+def _is_upload(scope: Scope) -> bool:
+    return scope["method"] == "PUT" and str(scope["path"]).startswith(UPLOADS)
 
 
 def _as_json(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -183,6 +183,7 @@ class SandboxDetail(ListedSandbox):
     network: dict[str, Any] | None = None
     lifecycle: LifecycleAnswer | None = None
     pauseMode: Literal["full", "filesystem"] | None = None
+    envdUnresponsiveAtPause: bool | None = None
     reason: str | None = None
     snapshotID: str | None = None
 

@@ -1,38 +1,54 @@
-"""Routes of templates: looking and deleting. Building comes with a later version."""
+"""Routes of templates: looking, publishing, tags, deleting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from agentenv.api import answers
-from agentenv.api.models import TemplateAlias, TemplateAnswer, rfc3339
-from agentenv.sandbox.parts import Template
-
-
-class ListedTemplate(Template, Protocol):
-    """What of a template is shown."""
-
-    @property
-    def created_at(self) -> float: ...
-    @property
-    def updated_at(self) -> float: ...
+from agentenv.api.build_models import (
+    AssignBody,
+    ListedBuild,
+    NamesAnswer,
+    PublicBody,
+    RemoveBody,
+    TagAnswer,
+    TagsAnswer,
+)
+from agentenv.api.models import ENVD_VERSION, TemplateAlias, TemplateAnswer, rfc3339
+from agentenv.building.builder import Builder
+from agentenv.config import Settings
+from agentenv.errors import NotFound
+from agentenv.template import names
+from agentenv.template.records import Build, Named, Tag, Template
+from agentenv.template.states import ENDS, SHOWN
 
 
 class Catalogue(Protocol):
-    """The templates of this node."""
+    """The templates of this node; see template.store.Templates."""
 
-    def get(self, reference: str) -> ListedTemplate:
-        """The template of that id or name; NotFound when there is none."""
-
-    def list(self) -> Sequence[ListedTemplate]:
+    def all(self) -> tuple[Named, ...]:
         """All of them."""
 
-    def delete(self, name_or_id: str) -> ListedTemplate:
+    def named(self, reference: str) -> Named:
+        """The template of that id or name; NotFound when there is none."""
+
+    def delete(self, reference: str) -> Named:
         """Remove one; NotFound when there is none, Conflict when sandboxes use it."""
+
+    def set_public(self, reference: str, public: bool) -> Named:
+        """Say whether it is for everybody."""
+
+    def tags(self, reference: str) -> tuple[Tag, ...]:
+        """A template's tags."""
+
+    def assign_tags(self, target: str, tags: tuple[str, ...]) -> Template:
+        """Have tags point to what `target` means."""
+
+    def remove_tags(self, name: str, tags: tuple[str, ...]) -> None:
+        """Take tags away."""
 
 
 class Deletes(Protocol):
@@ -44,56 +60,127 @@ class Deletes(Protocol):
     def template_deleted(self, template_id: str) -> None:
         """What was made for starting from a template is needed no more."""
 
+    def drop_outdated(self) -> None:
+        """Delete what was made for builds that no tag points to."""
 
-def routes(catalogue: Catalogue, snapshots: Deletes) -> APIRouter:
-    """The template routes over `catalogue`."""
+
+def routes(
+    catalogue: Catalogue, snapshots: Deletes, settings: Settings, builder: Builder | None
+) -> APIRouter:
+    """The template routes over `catalogue`; `builder` is told of what is deleted."""
     router = APIRouter(tags=["templates"])
+    _tags(router, catalogue, snapshots)
+    _looking(router, catalogue, settings)
+    _changing(router, catalogue, snapshots, builder)
+    return router
 
+
+def _tags(router: APIRouter, catalogue: Catalogue, snapshots: Deletes) -> None:
+    @router.post("/templates/tags", status_code=201, response_model=TagsAnswer)
+    async def assign(body: AssignBody) -> Response:
+        """Have tags point to a build, named by one of its tags."""
+        tags = names.check_tags(body.tags)
+        found = catalogue.assign_tags(body.target, tags)
+        return answers.json(TagsAnswer(tags=list(tags), buildID=found.build_id), 201)
+
+    @router.delete("/templates/tags", status_code=204)
+    async def remove(body: RemoveBody) -> Response:
+        """Take tags away from a template."""
+        catalogue.remove_tags(body.name, names.check_tags(body.tags))
+        snapshots.drop_outdated()
+        return Response(status_code=204)
+
+    @router.get("/templates/{template_id:path}/tags", response_model=list[TagAnswer])
+    async def listed(template_id: str) -> Response:
+        """List a template's tags."""
+        return answers.json(
+            [
+                TagAnswer(tag=tag.tag, buildID=tag.build_id, createdAt=rfc3339(tag.assigned_at))
+                for tag in catalogue.tags(template_id)
+            ]
+        )
+
+
+def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings) -> None:
     @router.get("/templates", response_model=list[TemplateAnswer])
-    async def list_v1() -> Response:
-        """List templates."""
-        return _listed(catalogue)
-
     @router.get("/v2/templates", response_model=list[TemplateAnswer])
-    async def list_v2() -> Response:
+    async def listed() -> Response:
         """List templates."""
-        return _listed(catalogue)
+        return JSONResponse([_fields(each, settings) for each in catalogue.all()])
 
     @router.get("/templates/aliases/{alias:path}", response_model=TemplateAlias)
     async def by_alias(alias: str) -> Response:
         """Whether a template of that name exists, and its id."""
-        return answers.json(TemplateAlias(templateID=catalogue.get(alias).id))
+        found = catalogue.named(alias)
+        tag = names.parse(alias).tag
+        if tag is not None and tag not in found.tags:
+            raise NotFound(f'template "{found.name}" has no tag "{tag}"')
+        return answers.json(TemplateAlias(templateID=found.id, public=found.public))
 
-    @router.get("/templates/{template_id}", response_model=TemplateAnswer)
+    @router.get("/templates/{template_id:path}", response_model=TemplateAnswer)
     async def get(template_id: str) -> Response:
-        """Look at one template."""
-        shown = _fields(catalogue.get(template_id))
-        builds = [{"buildID": shown["buildID"], "status": "ready", "createdAt": shown["createdAt"]}]
-        return JSONResponse({**shown, "builds": builds})
+        """Look at one template, with its builds."""
+        found = catalogue.named(template_id)
+        builds = [_build(found, build, settings) for build in found.builds]
+        return JSONResponse({**_fields(found, settings), "builds": builds})
+
+
+def _changing(router: APIRouter, catalogue: Catalogue, snapshots: Deletes, builder: Builder | None) -> None:
+    @router.patch("/v2/templates/{template_id:path}", response_model=NamesAnswer)
+    @router.patch("/templates/{template_id:path}", response_model=NamesAnswer)
+    async def publish(template_id: str, body: PublicBody) -> Response:
+        """Say whether a template is public."""
+        named = catalogue.named(template_id)
+        if body.public is not None:
+            named = catalogue.set_public(named.id, body.public)
+        return answers.json(NamesAnswer(names=[named.name]))
 
     @router.delete("/templates/{template_id:path}", status_code=204)
     async def delete(template_id: str) -> Response:
-        """Delete a snapshot or a template. What was started from it goes on."""
+        """Delete a snapshot, or a template with all its builds. Sandboxes go on; a template that some were
+        started from is refused."""
         if not snapshots.delete_snapshot(template_id):
-            snapshots.template_deleted(catalogue.delete(template_id).id)
+            gone = catalogue.delete(template_id)
+            snapshots.template_deleted(gone.id)
+            if builder is not None:
+                await builder.deleted(gone)
         return Response(status_code=204)
 
-    return router
 
-
-def _listed(catalogue: Catalogue) -> JSONResponse:
-    return JSONResponse([_fields(each) for each in catalogue.list()])
-
-
-def _fields(template: ListedTemplate) -> dict[str, Any]:
-    return TemplateAnswer(
-        templateID=template.id,
-        buildID=template.build_id,
-        cpuCount=template.vcpus,
-        memoryMB=template.memory_mib,
-        diskSizeMB=template.disk_mib,
-        aliases=[template.name],
-        names=[template.name],
-        createdAt=rfc3339(template.created_at),
-        updatedAt=rfc3339(template.updated_at),
+def _fields(named: Named, settings: Settings) -> dict[str, Any]:
+    shown = named.shown
+    made = None if shown is None else shown.made
+    return TemplateAnswer.model_validate(
+        {
+            "templateID": named.id,
+            "buildID": shown.id if shown else "",
+            "cpuCount": made.vcpus if made else (shown and shown.vcpus) or settings.vcpus,
+            "memoryMB": made.memory_mib if made else (shown and shown.memory_mib) or settings.memory_mib,
+            "diskSizeMB": made.disk_mib if made else settings.disk_mib,
+            "public": named.public,
+            "aliases": [named.name],
+            "names": [named.name],
+            "createdAt": rfc3339(named.created_at),
+            "updatedAt": rfc3339(shown.updated_at if shown else named.created_at),
+            "buildCount": len(named.builds),
+            "buildStatus": SHOWN[shown.state] if shown else "error",
+        }
     ).model_dump()
+
+
+def _build(named: Named, build: Build, settings: Settings) -> dict[str, Any]:
+    made = build.made
+    return ListedBuild.model_validate(
+        {
+            "buildID": build.id,
+            "status": SHOWN[build.state],
+            "createdAt": rfc3339(build.created_at),
+            "updatedAt": rfc3339(build.updated_at),
+            "finishedAt": rfc3339(build.updated_at) if build.state in ENDS else None,
+            "cpuCount": made.vcpus if made else build.vcpus or settings.vcpus,
+            "memoryMB": made.memory_mib if made else build.memory_mib or settings.memory_mib,
+            "diskSizeMB": made.disk_mib if made else None,
+            "envdVersion": ENVD_VERSION if made else None,
+            "tags": [tag for tag, build_id in sorted(named.tags.items()) if build_id == build.id],
+        }
+    ).model_dump(exclude_none=True)

@@ -14,6 +14,7 @@ from agentenv.errors import AenvError, CapacityExceeded, GuestFault
 # Command -> (module, one line for the overview). A module is imported when its command runs, so
 # that `--help` and `--version` stay quick.
 COMMANDS = {
+    "build": ("agentenv.cli.build", "Build a template from a Dockerfile."),
     "doctor": ("agentenv.cli.doctor", "List what this host can do, what it lacks and how to get it."),
     "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),

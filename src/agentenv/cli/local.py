@@ -1,16 +1,14 @@
-"""The few calls that commands make to the local node's API, on the standard library alone."""
+"""The few calls that commands make to the local node's API, such as how many sandboxes run."""
 
 from __future__ import annotations
 
-import http.client
-import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
+from agentenv.cli.api import send
 from agentenv.errors import HostFault, OutcomeUnknown
 
-REQUEST_LIMIT_S = 60.0
 AT_ONCE = 8
 PASSES = 20
 
@@ -19,7 +17,7 @@ class LocalNode:
     """A node by its URL and key."""
 
     def __init__(self, url: str, api_key: str) -> None:
-        self._address = urlsplit(url)
+        self._url = url
         self._key = api_key
 
     def count(self) -> int:
@@ -46,21 +44,11 @@ class LocalNode:
 
     def _call(
         self, method: str, path: str, *, accepted: tuple[int, ...] = ()
-    ) -> tuple[Any, dict[str, str], int]:
-        host = self._address.hostname or "127.0.0.1"
-        connection = http.client.HTTPConnection(host, self._address.port, timeout=REQUEST_LIMIT_S)
-        try:
-            connection.request(method, path, headers={"X-API-KEY": self._key})
-            response = connection.getresponse()
-            body = response.read()
-        except OSError as error:
-            raise HostFault(f"the node at {self._address.geturl()} does not answer: {error}") from error
-        finally:
-            connection.close()
-        if response.status >= 400 and response.status not in accepted:
+    ) -> tuple[Any, Mapping[str, str], int]:
+        answer = send(method, self._url + path, headers={"X-API-KEY": self._key})
+        if answer.status >= 400 and answer.status not in accepted:
             raise HostFault(
-                f"{method} {path}: {response.status} {body.decode(errors='replace')}",
+                f"{method} {path}: {answer.status} {answer.body.decode(errors='replace')}",
                 remedy="look at the node's log",
             )
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return (json.loads(body) if body else None), headers, response.status
+        return answer.json(), answer.headers, answer.status

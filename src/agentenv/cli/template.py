@@ -127,8 +127,8 @@ def delete(names: tuple[str, ...], home: Path | None) -> None:
     with _database(settings) as database:
         templates = Templates(database, settings)
         for name in names:
-            template = templates.delete(name)
-            click.echo(f"deleted {template.name} {template.id}")
+            gone = templates.delete(name)
+            click.echo(f"deleted {gone.name} {gone.id}")
 
 
 @contextmanager

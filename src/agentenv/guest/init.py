@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from agentenv.guest import identity, loop
 from agentenv.guest.connect import ConnectError, bytes_field, field, object_field, parse_message, text_field
 from agentenv.guest.context import VERSION
+from agentenv.guest.freeze import Freezer
 from agentenv.guest.http import HttpError, Response, json_response
 
 TYPE_CHECKING = False
@@ -23,11 +22,12 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def register(router: Router, context: Context, server: Server, *, change_system: bool = True) -> None:
-    """Adds /init, /health and /envs.
+    """Adds /init, /health, /envs, /fsfreeze and /fsthaw.
 
     Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
     agent that does not run in a machine of its own.
     """
+    freezer = Freezer() if change_system else Freezer(lambda: None)
     files: list[Callable[[], object]] = []
 
     def write_files() -> None:
@@ -56,13 +56,21 @@ def register(router: Router, context: Context, server: Server, *, change_system:
         lifecycle = text_field(message, "lifecycleID")
         if lifecycle and lifecycle != context.lifecycle:
             context.lifecycle = lifecycle
+            freezer.release()  # as after a restore, when nobody is there who would thaw
             server.drop_others(request)
         return Response(204, headers=(("x-envd-version", VERSION),))
 
     async def freeze(request: Request) -> Response:
-        """Everything written so far is on the disk when this is answered."""
+        """Everything written so far is on the disk when this is answered, and nothing more goes there until
+        the connection is closed, or for some seconds."""
         refuse_strangers(context, request)
-        os.sync()
+        await freezer.freeze(server.descriptor(request))
+        return Response(204)
+
+    async def thaw(request: Request) -> Response:
+        """Answered when the filesystem can be written to again."""
+        refuse_strangers(context, request)
+        await freezer.thaw()
         return Response(204)
 
     async def health(request: Request) -> Response:
@@ -73,6 +81,7 @@ def register(router: Router, context: Context, server: Server, *, change_system:
 
     router.add("POST", "/init", init)
     router.add("POST", "/fsfreeze", freeze)
+    router.add("POST", "/fsthaw", thaw)
     router.add("GET", "/health", health)
     router.add("GET", "/envs", envs)
 

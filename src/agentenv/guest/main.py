@@ -26,7 +26,7 @@ _USAGE = """usage: python -m agentenv.guest [options]
 """
 _OPEN_FILES = (65536, 1048576)
 _KEPT_MEMORY = 2 * 1024 * 1024
-_OPEN_PATHS = frozenset(("/health", "/files", "/init", "/forward", "/fsfreeze"))
+_OPEN_PATHS = frozenset(("/health", "/files", "/init", "/forward", "/fsfreeze", "/fsthaw"))
 
 
 class Options:

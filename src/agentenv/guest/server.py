@@ -88,6 +88,10 @@ class Server:
             if keep is None or connection.request is not keep:
                 connection.task.cancel()
 
+    def descriptor(self, request: Request) -> int:
+        """The connection that carries a request under way."""
+        return next(connection.fileno for connection in self.connections if connection.request is request)
+
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
@@ -136,6 +140,11 @@ class Connection:
         self.request: Request | None = None
         self.task = loop.spawn(self._run())
         loop.watch(fd, self._on_events)
+
+    @property
+    def fileno(self) -> int:
+        """Its descriptor, which is the connection's to close."""
+        return self._fd
 
     def _on_events(self, events: int) -> None:
         if events & loop.GONE:

@@ -6,20 +6,21 @@ import fcntl
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings
 from agentenv.errors import HostIncapable
-from agentenv.guestimage import busybox, drive, initramfs, kernel, tools
+from agentenv.guestimage import busybox, drive, initramfs, kernel, retention, tools
 from agentenv.guestimage.manifest import Manifest, Part, digest_file, digest_files, key_of, read, write
 from agentenv.guestimage.steps import Progress, Step, begin, silent, step
 from agentenv.vmm.machine import GuestFiles
 
 _HERE = Path(__file__).parent
 _KEPT = 3  # of each kind of file: a node that runs still boots with those it began with
+_TAG = 16  # digits of a file's digest that its name has
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Built:
     made: tuple[str, ...]
 
 
-def load(settings: Settings) -> GuestFiles:
-    """The files that a machine boots with.
+def load(settings: Settings, recorded: Mapping[str, str] | None = None) -> GuestFiles:
+    """The files that a machine boots with: those in force, or where they are kept those that a snapshot was
+    made with, by the digests in its fingerprint `recorded`.
 
     Raises:
         HostIncapable: they were never made, or one is gone.
@@ -39,11 +41,23 @@ def load(settings: Settings) -> GuestFiles:
     manifest = read(settings.guest_dir)
     if manifest is None:
         raise HostIncapable(f"no guest files in {settings.guest_dir}", remedy="run aenv setup")
+    if recorded is not None and (found := _recorded(settings.guest_dir, manifest, recorded)) is not None:
+        return found
     paths = [settings.guest_dir / part.file for part in (manifest.kernel, manifest.initramfs, manifest.tools)]
     for path in paths:
         if not path.is_file():
             raise HostIncapable(f"guest file {path} is gone", remedy="run aenv setup")
     return GuestFiles(*paths)
+
+
+def _recorded(directory: Path, manifest: Manifest, digests: Mapping[str, str]) -> GuestFiles | None:
+    kernel_file = Path(manifest.kernel.file).name
+    paths = (
+        directory / f"kernel-{digests.get('kernel', '')[:_TAG]}" / kernel_file,
+        directory / f"initramfs-{digests.get('initramfs', '')[:_TAG]}",
+        directory / f"tools-{digests.get('tools', '')[:_TAG]}",
+    )
+    return GuestFiles(*paths) if all(path.is_file() for path in paths) else None
 
 
 def stale(settings: Settings) -> list[str]:
@@ -101,7 +115,8 @@ class _Build:
         manifest = Manifest(box, image, ramfs, drive_part, booted.release, self._modules(booted))
         if manifest != self.old:
             write(self.directory, manifest)
-            _prune(self.directory, manifest)
+            if (referred := retention.referred(self.settings.database)) is not None:
+                _prune(self.directory, manifest, referred)
         return Built(manifest, tuple(self.made))
 
     def _part(self, name: str, key: str, make: Callable[[], Part], refresh: bool = False) -> Part:
@@ -136,7 +151,7 @@ class _Build:
             found = kernel.fetch(work / "kernel")
         image = kernel.place(found, work / "kernel")
         digest = digest_file(image)
-        home = self.directory / f"kernel-{digest[:16]}"
+        home = self.directory / f"kernel-{digest[:_TAG]}"
         if not home.exists():
             (work / "kernel").rename(home)
         own = found.modules is not None and found.modules.is_relative_to(work)
@@ -178,7 +193,7 @@ class _Build:
 
     def _keep(self, path: Path, name: str, detail: str) -> Part:
         digest = digest_file(path)
-        target = self.directory / f"{name}-{digest[:16]}"
+        target = self.directory / f"{name}-{digest[:_TAG]}"
         if path.stat().st_mode & 0o777 != 0o755:
             path.chmod(0o644)
         path.replace(target)
@@ -211,14 +226,15 @@ def _tools_key(box: Part) -> str:
     return key_of(identity, box.digest, digest_files(sources, _HERE), digest_files(agent, agent[0].parent))
 
 
-def _prune(directory: Path, manifest: Manifest) -> None:
-    """Remove all but the newest few of what earlier builds left."""
+def _prune(directory: Path, manifest: Manifest, referred: Collection[str]) -> None:
+    """Remove all but the newest few of what earlier builds left, and what snapshots cannot do without."""
+    tags = {digest[:_TAG] for digest in referred}
     in_force = {part.file.partition("/")[0] for part in (manifest.busybox, manifest.kernel)}
     in_force |= {manifest.initramfs.file, manifest.tools.file}
     for pattern in ("busybox-*", "kernel-*", "initramfs-*", "tools-*"):
         found = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in found[_KEPT:]:
-            if path.name in in_force:
+            if path.name in in_force or path.name.rpartition("-")[2] in tags:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)

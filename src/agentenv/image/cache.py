@@ -31,9 +31,9 @@ from agentenv.image.registry.access import Access
 from agentenv.image.source import Bootstrap, Located, Remote
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.image.worker import Job
+from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 from agentenv.vmm.settle import settled
 
 __all__ = ["CachedImage", "Credentials", "Hold", "Images", "Progress", "reap"]

@@ -42,7 +42,7 @@ def named_in_records(database: Database) -> frozenset[str]:
     """The root filesystems (`DIRECTORY/NAME.ext4`) that any record names: templates, snapshots (deleted ones
     too, until they are cleared away), sandboxes, and what the ledger has."""
     rows = database.query(
-        "SELECT document AS text FROM templates UNION ALL SELECT document FROM snapshots"
+        "SELECT document AS text FROM builds UNION ALL SELECT document FROM snapshots"
         " UNION ALL SELECT document FROM sandboxes UNION ALL SELECT name || ' ' || detail FROM resources"
     )
     return frozenset(name for row in rows for name in _NAMED.findall(row["text"]))

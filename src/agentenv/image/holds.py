@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import uuid
 
+from agentenv.proc import start_time
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 
 KIND = "image-hold"
 

@@ -34,6 +34,15 @@ def paused(sandbox_id: str) -> Payload:
     return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 410}
 
 
+def stalled(sandbox_id: str) -> Payload:
+    """The sandbox stands still for lack of space on the host. E2B's clients know the status."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox is stopped until the host has space for what it writes to its disk",
+        "code": 507,
+    }
+
+
 def port_closed(sandbox_id: str, port: int) -> Payload:
     """The sandbox refuses connections to that port, or does not answer there."""
     return {

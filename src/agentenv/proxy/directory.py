@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Asleep = Literal["paused", "wakes"]
+Asleep = Literal["paused", "wakes", "stalled"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Directory(Protocol):
         built from a plain sandbox url carry no sandbox id)."""
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
-        """For a sandbox without a route: whether it is paused, and whether it would wake for traffic or
-        is about to run again. None for every other one."""
+        """For a sandbox without a route: whether it is paused, whether it would wake for traffic or is
+        about to run again, and whether it stands still since its disk cannot be written. None for every
+        other one."""
 
     async def wake(self, sandbox_id: str) -> None:
         """Have a sandbox that `wakes` run again, and return when it does or cannot: then its route tells."""

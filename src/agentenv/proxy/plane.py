@@ -109,6 +109,8 @@ class DataPlane:
                 return where.sandbox_id
             if asleep == "paused" and not where.e2b:
                 return answers.paused(where.sandbox_id)
+            if asleep == "stalled":
+                return answers.stalled(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         return refusal(head, where, route) or (where, route)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentenv.errors import StoreCorrupt, StoreFault, StoreFull
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE resources (
@@ -31,9 +31,42 @@ CREATE INDEX resources_owner ON resources (owner);
 CREATE TABLE templates (
     id         TEXT PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,
-    build_id   TEXT NOT NULL,
-    document   TEXT NOT NULL,   -- JSON, see template/store.py
+    public     INTEGER NOT NULL,
     created_at REAL NOT NULL
+);
+
+CREATE TABLE builds (
+    id         TEXT PRIMARY KEY,
+    template   TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
+    state      TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    document   TEXT NOT NULL    -- JSON, see template/records.py
+);
+CREATE INDEX builds_template ON builds (template, created_at);
+
+CREATE TABLE template_tags (
+    template    TEXT NOT NULL REFERENCES templates (id) ON DELETE CASCADE,
+    tag         TEXT NOT NULL,
+    build       TEXT NOT NULL REFERENCES builds (id) ON DELETE CASCADE,
+    assigned_at REAL NOT NULL,
+    PRIMARY KEY (template, tag)
+);
+CREATE INDEX template_tags_build ON template_tags (build);
+
+CREATE TABLE build_logs (
+    build   TEXT NOT NULL REFERENCES builds (id) ON DELETE CASCADE,
+    number  INTEGER NOT NULL,   -- from 0 without gaps
+    at      REAL NOT NULL,
+    level   TEXT NOT NULL,
+    step    TEXT,
+    message TEXT NOT NULL,
+    PRIMARY KEY (build, number)
+) WITHOUT ROWID;
+
+CREATE TABLE steps (
+    key      TEXT PRIMARY KEY,  -- see building/keys.py
+    snapshot TEXT NOT NULL,
+    used_at  REAL NOT NULL
 );
 
 CREATE TABLE sandboxes (
@@ -74,6 +107,23 @@ CREATE TABLE idempotency (
 """
 
 
+# From the version before to each. What a template was, is its one build now.
+MIGRATIONS = {
+    2: """
+ALTER TABLE templates RENAME TO before;
+{tables};
+INSERT INTO templates SELECT id, name, 1, created_at FROM before;
+INSERT INTO builds SELECT build_id, id, 'ready', created_at, json_object(
+    'id', build_id, 'template_id', id, 'state', 'ready', 'created_at', created_at,
+    'updated_at', document ->> 'updated_at', 'tags', json_array('default'), 'made', json(document)
+) FROM before;
+INSERT INTO template_tags SELECT id, 'default', build_id, created_at FROM before;
+DROP TABLE before
+""",
+}
+_NEW_TABLES = {2: ("templates", "builds", "template_tags", "build_logs", "steps")}
+
+
 class Database:
     """A connection with the schema in place. Not shared between threads."""
 
@@ -95,14 +145,13 @@ class Database:
             version = cursor.execute("PRAGMA user_version").fetchone()[0]
             if version == SCHEMA_VERSION:
                 return
-            if version != 0:
+            if version > SCHEMA_VERSION:
                 raise StoreFault(
                     f"{self.path} has schema version {version}, this program has {SCHEMA_VERSION}",
                     remedy="use the program version that wrote it, or another AENV_HOME",
                 )
-            for statement in SCHEMA.split(";"):
-                if statement.strip():
-                    cursor.execute(statement)
+            for statement in _statements(version):
+                cursor.execute(statement)
             cursor.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextmanager
@@ -139,6 +188,27 @@ class Database:
     def close(self) -> None:
         """Close the connection; the object is of no use afterwards."""
         self._connection.close()
+
+
+def _statements(version: int) -> list[str]:
+    """What makes the schema out of that of `version`; 0 is an empty file."""
+    if version == 0:
+        return _split(SCHEMA)
+    found: list[str] = []
+    for step in range(version + 1, SCHEMA_VERSION + 1):
+        tables = ";".join(each for each in _split(SCHEMA) if _makes(each, _NEW_TABLES[step]))
+        found += _split(MIGRATIONS[step].format(tables=tables))
+    return found
+
+
+def _split(script: str) -> list[str]:
+    return [statement for statement in script.split(";") if statement.strip()]
+
+
+def _makes(statement: str, tables: tuple[str, ...]) -> bool:
+    """Whether a statement creates one of the tables, or an index of it."""
+    words = statement.split()
+    return words[2] in tables if words[1] == "TABLE" else words[4] in tables
 
 
 def _translated(error: sqlite3.Error, path: Path) -> StoreFault:

@@ -107,12 +107,12 @@ class Free:
 
 def host_free(home: Path) -> Free:
     """What this host has left now: memory that can be had without swapping, and space for data."""
-    return Free(_meminfo_mib("MemAvailable"), shutil.disk_usage(home).free // MIB)
+    return Free(meminfo_mib("MemAvailable"), shutil.disk_usage(home).free // MIB)
 
 
 def host_memory_mib() -> int:
     """The host's memory, or what the control group at the root of our view of it may use."""
-    limits = [_meminfo_mib("MemTotal")]
+    limits = [meminfo_mib("MemTotal")]
     for path in _CGROUP_LIMITS:
         try:
             text = path.read_text().strip()
@@ -262,7 +262,8 @@ def _amount(need: Need, name: str) -> str:
     return f"{getattr(need, name)} {_UNITS[name]}"
 
 
-def _meminfo_mib(name: str) -> int:
+def meminfo_mib(name: str) -> int:
+    """A figure of /proc/meminfo (proc(5)) in MiB; 0 where there is none of that name."""
     for line in _MEMINFO.read_text().splitlines():
         key, _, value = line.partition(":")
         if key == name:

@@ -46,8 +46,8 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @dataclass(frozen=True)
 class Identity:
     """What makes a booted or restored machine this sandbox. What is None stays as it is in the guest;
-    the clock, the randomness and the end of old connections come with every one. An empty access token
-    lets everyone in."""
+    the clock and the randomness come with every one, and the end of old connections unless there
+    are the `same_peers` as before. An empty access token lets everyone in."""
 
     sandbox_id: str | None = None
     template_id: str | None = None
@@ -57,6 +57,7 @@ class Identity:
     access_token: str | None = None
     default_user: str | None = None
     default_workdir: str | None = None
+    same_peers: bool = False
 
 
 class Refused(GuestFault):
@@ -78,7 +79,7 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "defaultWorkdir": identity.default_workdir,
         "accessToken": identity.access_token,
         "entropy": base64.b64encode(entropy).decode(),
-        "lifecycleID": secrets.token_hex(8),
+        "lifecycleID": None if identity.same_peers else secrets.token_hex(8),
     }
     return {name: value for name, value in document.items() if value is not None}
 
@@ -156,14 +157,27 @@ class Agent:
         document = init_document(identity, now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         await self._call("POST", "/init", json.dumps(document).encode())
 
-    async def sync(self) -> None:
-        """Have the guest write its filesystems to its disk.
+    async def freeze(self) -> None:
+        """Have the guest write its filesystems to its disk, and its root filesystem be at rest from then on,
+        until this connection is closed or some seconds have passed in the guest.
 
         Raises:
             GuestFault: the agent does not answer, or could not.
         """
+        await self._order("/fsfreeze")
+
+    async def thaw(self) -> None:
+        """End that, and return when the guest writes again.
+
+        Raises:
+            GuestFault: the agent does not answer. It has its way to thaw without being asked.
+        """
+        await self.close()
+        await self._order("/fsthaw")
+
+    async def _order(self, path: str) -> None:
         try:
-            await self._call("POST", "/fsfreeze", b"{}")
+            await self._call("POST", path, b"{}")
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
 
@@ -297,7 +311,10 @@ async def unless_exit(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
         if task.done():
             return task.result()
         ended = exit_task.result()
-        raise GuestFault(f"machine {machine.spec.id} {ended.reason}: {ended.detail or 'no detail known'}")
+        raise GuestFault(
+            f"machine {machine.spec.id} {ended.reason}: {ended.detail or 'no detail known'};"
+            f" last on the console: {last_line(machine.console_tail())}"
+        )
     finally:
         for each in (task, exit_task):
             each.cancel()

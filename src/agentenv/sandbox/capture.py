@@ -11,7 +11,7 @@ from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.machine import Contents
 from agentenv.snapshot.records import Descent, Kind, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.layer import map_of
+from agentenv.vmm.stored import map_of
 
 
 async def capture(
@@ -73,4 +73,5 @@ def snapshot_of(
         parent=record.snapshot,
         sandbox_id=record.id,
         names=tuple(names),
+        folds=contents.folds,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 
 from agentenv.errors import AenvError, InvalidRequest
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.capture import capture, parent_of, snapshot_of
 from agentenv.sandbox.core import Core, outcome
+from agentenv.sandbox.freezing import at_rest, write_again
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.pausing import run_on
 from agentenv.sandbox.phases import Phases
@@ -67,13 +69,14 @@ class Checkpointing:
         phases = Phases(kind, live.record.id)
         stopped = False
         try:
-            if not memory:
-                await self._sync_guest(live, phases)
-            stopped = True
-            contents = await capture(live, draft, snapshots, phases, final=False, memory=memory)
-            with phases("run"):
-                await run_on(live)
-            stopped = False
+            async with at_rest(core, live, phases) if not memory else nullcontext() as frozen:
+                stopped = True
+                contents = await capture(live, draft, snapshots, phases, final=False, memory=memory)
+                with phases("run"):
+                    await run_on(live)
+                stopped = False
+                if frozen is not None:
+                    await write_again(frozen, live, phases)
             record = snapshot_of(
                 live.record, draft, contents, snapshots, kind=kind, now=core.clock.now(),
                 memory=memory, names=names,
@@ -81,7 +84,7 @@ class Checkpointing:
             with phases("publish"):
                 made = await snapshots.publish(draft, record, durable=durable)
         except BaseException as error:
-            await self._undo(live, draft, error, stopped)
+            await self.undo(live, draft, error, stopped)
             raise
         state = settle(Outcome.DONE, live.record.state)
         before = live.record.snapshot
@@ -89,20 +92,12 @@ class Checkpointing:
         core.commit_anyway(live, live.record.with_state(state, snapshot=newest, target=None))
         if not memory:  # its layer is below what the machine writes now
             live.keep("disk", snapshots.keep(made))
+        core.tend(made.id)
         core.finish(phases)
         log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
         return made, phases
 
-    async def _sync_guest(self, live: Live, phases: Phases) -> None:
-        assert live.slot is not None
-        agent = self._core.launcher.agent_at(live.slot.address)
-        try:
-            with phases("agent"):
-                await agent.sync()
-        finally:
-            await agent.close()
-
-    async def _undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
+    async def undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
         """Let the sandbox run on, really; where that cannot be, it has failed."""
         core = self._core
         try:
@@ -117,6 +112,7 @@ class Checkpointing:
         core.commit_anyway(
             live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
         )
+        core.collect_soon()
         log.warning("sandbox %s could not be captured and runs on: %s", live.record.id, cause(error))
 
     async def _of_paused(
@@ -143,5 +139,6 @@ class Checkpointing:
             raise
         finally:
             hold.release()
+        core.tend(made.id)
         phases.finish()
         return made, phases

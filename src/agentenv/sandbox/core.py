@@ -22,6 +22,7 @@ from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.requests import Stopping
 from agentenv.sandbox.transitions import ENDS, Enter, Join, Operation, Outcome, State, Stay, settle
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.vmm.machine import Exit, Machine
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class Core:
         admission: Admission,
         boot_id: str,
         turn_limit_s: float,
+        upkeep: Upkeep | None = None,
     ) -> None:
+        self.upkeep = upkeep
         self.admission = admission
         self.settings = settings
         self.launcher = launcher
@@ -111,19 +114,44 @@ class Core:
         self.hold(live)
 
     def commit_anyway(self, live: Live, record: Sandbox) -> None:
-        """The same where there is no way back: a store that refuses is logged, and the next start makes
-        up for it."""
+        """The same where there is no way back: a store that refuses is logged, and tried again."""
         self.all.commit_anyway(live, record)
         self.hold(live)
+        if self.all.owes:
+            self.collect_soon()
 
-    def hold(self, live: Live) -> None:
-        """Keep the files of the snapshots that a sandbox stands on and was born from."""
-        for role, snapshot_id in (("snapshot", live.record.snapshot), ("start", live.record.start)):
+    def hold(self, live: Live, *, changed: str | None = None) -> None:
+        """Keep the files of the snapshots that a sandbox stands on and was born from, and those that its
+        machine runs from, which may be others by now. `changed` is a snapshot to be kept anew."""
+        machine = live.machine
+        used = self.snapshots.names_of(machine.stands_on) if machine is not None else ()
+        for role, snapshot_id, extra in (
+            ("snapshot", live.record.snapshot, used),
+            ("start", live.record.start, ()),
+        ):
             held = live.holds.get(role)
-            if held is not None and held.record.id == snapshot_id:
+            same = held is not None and held.record.id == snapshot_id != changed
+            if held is not None and same and held.files.issuperset(extra):
                 continue
             found = None if snapshot_id is None else self.snapshots.recorded(snapshot_id)
-            live.keep(role, None if found is None else self.snapshots.keep(found))
+            live.keep(role, None if found is None else self.snapshots.keep(found, *extra))
+
+    def snapshot_changed(self, snapshot_id: str) -> None:
+        """A snapshot has other files than before: keep those, and not what nobody needs any more. Who is
+        about to start from the ones before goes on to keep them."""
+        for live in self.all:
+            if not live.busy and snapshot_id in (live.record.snapshot, live.record.start):
+                self.hold(live, changed=snapshot_id)
+        self.collect_soon()
+
+    def starts_of(self, snapshot_id: str) -> int:
+        """How many sandboxes there are that were started from a snapshot."""
+        return sum(live.record.start == snapshot_id for live in self.all)
+
+    def tend(self, snapshot_id: str) -> None:
+        """A snapshot is new, or was started from: see in the background what is to be done for it."""
+        if self.upkeep is not None:
+            self.upkeep.look(snapshot_id)
 
     def set_end(self, live: Live, end_at: float) -> None:
         """Let a running sandbox's time end then."""
@@ -144,7 +172,7 @@ class Core:
             expected = live.machine is not machine or live.busy  # an operation stops it, and lets it go on
             level = logging.DEBUG if expected else logging.WARNING
             log.log(level, "sandbox %s: machine event %s %s", sandbox_id, event, data)
-            if event == IO_ERROR and data.get("action") == "stop" and not expected:
+            if event == IO_ERROR and data.get("action") == "stop" and live.machine is machine:
                 self._stall(live, machine, str(data.get("reason", "a disk error")))
 
         live.stalled = None
@@ -160,19 +188,38 @@ class Core:
         log.error("sandbox %s is stopped, its disk cannot be written: %s", live.record.id, reason)
         for listener in self.listeners:
             listener(live.record.id, live.record.generation)
+        self._go_on_later(live, machine)
+
+    def _go_on_later(self, live: Live, machine: Machine) -> None:
         self.clock.call_later(RETRY_S, lambda: self.spawn(self._go_on(live, machine), "go on"))
 
     async def _go_on(self, live: Live, machine: Machine) -> None:
         if live.machine is not machine or live.stalled is None or machine.exited:
             return
-        reason, live.stalled = live.stalled, None
-        if live.busy:  # which lets it run, or ends it
+        if live.busy:  # which ends it, or has let it run already, perhaps before it stalled
+            self._go_on_later(live, machine)
             return
+        reason, live.stalled = live.stalled, None
         try:
             await machine.run()  # if it fails to write again, its event says so again
         except AenvError as error:
             log.warning("sandbox %s does not go on yet: %s", live.record.id, error)
             self._stall(live, machine, reason)
+
+    def watch_adopted(self, live: Live) -> None:
+        """The same for a machine that ran before it was watched: it may have stalled again meanwhile. To run
+        it once more tells, and changes nothing where it runs."""
+        self.watch(live)
+        if live.machine is not None:
+            self.spawn(self._run_again(live, live.machine), f"run {live.record.id}")
+
+    async def _run_again(self, live: Live, machine: Machine) -> None:
+        if live.busy or live.machine is not machine or machine.exited:
+            return
+        try:
+            await machine.run()
+        except AenvError as error:  # its end is seen by the watch
+            log.warning("sandbox %s: %s", live.record.id, error)
 
     def unwatch(self, live: Live) -> None:
         """A machine's end is none of the watch's business any more."""
@@ -264,9 +311,11 @@ class Core:
 
     async def _collect(self) -> None:
         try:
+            self.all.write_owed()
             found = await self.snapshots.collect()
-        except AenvError as error:  # nobody waits for it, and the next one comes
+        except AenvError as error:  # nobody waits for it
             log.warning("snapshots that nobody needs are not removed yet: %s", error)
+            self.collect_soon()
             return
         if found.files:
             log.info("removed %d files of snapshots, %d bytes", len(found.files), found.bytes)

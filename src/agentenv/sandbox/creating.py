@@ -109,6 +109,8 @@ class Creating:
             raise
         core.watch(live)
         core.expiry.set(live.record.id, live.record.end_at)
+        if snapshot.kind == "checkpoint" and snapshot.memory is not None and snapshot.memory.deltas:
+            core.tend(snapshot.id)  # which may be worth a flat file by now
         core.finish(phases)
         log.info("sandbox %s from %s runs after %s", live.record.id, found.origin.name, phases)
         return Answer(live.record, phases)

@@ -16,6 +16,7 @@ from agentenv.sandbox.live import Live
 from agentenv.sandbox.parts import GuestFilesSource, Slots
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
+from agentenv.sandbox.transitions import State
 from agentenv.snapshot.records import Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
@@ -33,7 +34,8 @@ class AgentClient(Protocol):
     async def take_over(self, machine: Machine, identity: Identity, limit_s: float) -> None: ...
     async def health(self) -> None: ...
     async def rehearse(self, *, user: str, token: str) -> None: ...
-    async def sync(self) -> None: ...
+    async def freeze(self) -> None: ...
+    async def thaw(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -122,8 +124,11 @@ class Launcher:
         self.snapshots.require_files(snapshot)
         saved = self.snapshots.saved(snapshot) if memory else None
         record = live.record
+        # A new sandbox of a template gets the agent in force: the snapshot is made anew if it has another.
+        new = snapshot.kind == "template" and record.state is State.CREATING
+        guest = self.guest_files(None if new or not saved else snapshot.fingerprint)
         resources = Resources(record.vcpus, record.memory_mib, record.disk_mib)
-        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), self.guest_files())
+        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:

@@ -63,7 +63,8 @@ def _matches(sandbox: Sandbox, query: Query) -> bool:
         SHOWN.get(sandbox.state) in query.states
         and all(sandbox.metadata.get(key) == value for key, value in query.metadata.items())
         and (query.template is None or query.template in (sandbox.template.id, sandbox.template.name))
-        and (query.started_after is None or sandbox.started_at > query.started_after)
+        # E2B's clients expect one that started at that very time, which they were told to the microsecond.
+        and (query.started_after is None or sandbox.started_at >= query.started_after - 1e-6)
     )
 
 

@@ -27,6 +27,8 @@ class Live:
         self.slot = slot
         self.holds: dict[str, Hold] = {}
         self.stalled: str | None = None  # why its hypervisor stopped it, until it goes on
+        self.active_at = 0.0  # when it was last asked for something, by the monotonic clock
+        self.failed_pauses = 0  # in a row
         self.operation: asyncio.Task[Any] | None = None
         self.watch: asyncio.Task[None] | None = None
 

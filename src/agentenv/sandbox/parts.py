@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentenv.network.slot import Slot
+from agentenv.snapshot.records import Start
 from agentenv.vmm.machine import GuestFiles
 
 
@@ -59,13 +60,18 @@ class Template(Protocol):
     @property
     def disk_mib(self) -> int: ...
     @property
-    def rootfs(self) -> Path: ...
+    def rootfs(self) -> Path | None:
+        """What its first snapshot is booted from; None where a build made that."""
+
     @property
     def env(self) -> Mapping[str, str]: ...
     @property
     def default_user(self) -> str: ...
     @property
     def default_workdir(self) -> str | None: ...
+    @property
+    def start(self) -> Start:
+        """What runs in each of its sandboxes from the first snapshot on."""
 
 
 class Templates(Protocol):
@@ -77,6 +83,9 @@ class Templates(Protocol):
         Raises:
             NotFound: there is none.
         """
+
+    def serves(self, build_id: str) -> bool:
+        """Whether sandboxes may still be started from that build of a template."""
 
 
 class Clock(Protocol):
@@ -99,4 +108,8 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay_s, callback).cancel
 
 
-GuestFilesSource = Callable[[], GuestFiles]
+class GuestFilesSource(Protocol):
+    """What guests boot with."""
+
+    def __call__(self, recorded: Mapping[str, str] | None = None, /) -> GuestFiles:
+        """The files in force; or those of the digests in a snapshot's fingerprint, if they are there."""

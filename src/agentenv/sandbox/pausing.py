@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentenv.errors import AenvError, GuestFault, HostFault, NotFound
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.capture import capture, snapshot_of
 from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.freezing import at_rest
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
@@ -19,6 +21,7 @@ from agentenv.snapshot.draft import Draft
 log = logging.getLogger(__name__)
 
 AGENT_LIMIT_S = 5.0
+RETRY_MOST_S = 300.0
 
 
 class GuestUnresponsive(GuestFault):
@@ -35,34 +38,43 @@ class Pausing:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
-        """See Sandboxes.pause."""
+    async def pause(
+        self, sandbox_id: str, *, memory: bool = True, healthy: bool = False, expired: bool = False
+    ) -> Phases:
+        """See Sandboxes.pause. With `expired` it is paused whether its agent answers or not."""
         core = self._core
         core.refuse_when_stopping()
         live, verdict = await core.turn(sandbox_id, Operation.PAUSE)
         if isinstance(verdict, Join) and live.operation is not None:
             joined: asyncio.Task[Phases] = live.operation
             return await outcome(joined)
-        return await outcome(self.enter(live, memory=memory, healthy=healthy))
+        return await outcome(self.enter(live, memory=memory, healthy=healthy, expired=expired))
 
-    def enter(self, live: Live, *, memory: bool, healthy: bool = False) -> asyncio.Task[Phases]:
+    def enter(
+        self, live: Live, *, memory: bool, healthy: bool = False, expired: bool = False
+    ) -> asyncio.Task[Phases]:
         """Begin the pause of a sandbox whose turn it is.
 
         Raises:
-            StoreFull, StoreFault: it cannot even be begun; the next start clears the draft away.
+            StoreFull, StoreFault: it cannot even be begun.
         """
         core = self._core
         draft = core.snapshots.begin(live.record.id)
-        core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
-        return live.begin(self._pause(live, draft, memory, healthy), "pause")
+        try:
+            core.commit(live, live.record.with_state(State.PAUSING, target=draft.id))
+        except BaseException:
+            core.spawn(core.snapshots.abandon(draft), f"abandon {draft.id}")
+            raise
+        return live.begin(self._pause(live, draft, memory, healthy, expired), "pause")
 
-    async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool) -> Phases:
+    async def _pause(self, live: Live, draft: Draft, memory: bool, healthy: bool, expired: bool) -> Phases:
         core = self._core
         phases = Phases("pause", live.record.id)
         core.expiry.drop(live.record.id)
         try:
-            answered = await self._ask_agent(live, memory, healthy, phases)
-            contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
+            async with AsyncExitStack() as rest:
+                answered = await self._ask_agent(live, memory, healthy, expired, phases, rest)
+                contents = await capture(live, draft, core.snapshots, phases, final=True, memory=memory)
             now = core.clock.now()
             record = snapshot_of(
                 live.record, draft, contents, core.snapshots, kind="pause", now=now, memory=memory
@@ -78,31 +90,45 @@ class Pausing:
         log.info("sandbox %s is paused after %s", live.record.id, phases)
         return phases
 
-    async def _ask_agent(self, live: Live, memory: bool, healthy: bool, phases: Phases) -> bool:
-        """Have the guest write out its disk where only that is kept; returns whether the agent answered."""
-        if memory and not healthy:
+    async def _ask_agent(
+        self, live: Live, memory: bool, healthy: bool, expired: bool, phases: Phases, rest: AsyncExitStack
+    ) -> bool:
+        """Have the guest's disk at rest, until `rest` ends, where only that is kept; returns whether the
+        agent answered."""
+        if memory and not healthy and not expired:
             return True
-        assert live.slot is not None
-        agent = self._core.launcher.agent_at(live.slot.address)
         try:
-            with phases("agent"):
-                async with asyncio.timeout(AGENT_LIMIT_S if memory else self._core.settings.resume_timeout_s):
-                    await (agent.health() if memory else agent.sync())
+            if memory:
+                await self._require_answer(live, phases)
+            else:
+                await rest.enter_async_context(at_rest(self._core, live, phases))
         except (GuestFault, OSError, TimeoutError) as error:
+            if expired:  # its time is up all the same
+                log.warning(
+                    "sandbox %s is paused although its agent does not answer: %s", live.record.id, error
+                )
+                return False
             raise GuestUnresponsive(
                 f'the agent of sandbox "{live.record.id}" does not answer, the sandbox runs on: {error}'
             ) from error
+        return True
+
+    async def _require_answer(self, live: Live, phases: Phases) -> None:
+        assert live.slot is not None
+        agent = self._core.launcher.agent_at(live.slot.address)
+        try:
+            async with asyncio.timeout(AGENT_LIMIT_S):
+                with phases("agent"):
+                    await agent.health()
         finally:
             await agent.close()
-        return True
 
     def _commit_paused(self, live: Live, snapshot_id: str, memory: bool, answered: bool) -> None:
         core, before = self._core, live.record
         now = core.clock.now()
-        kept_s = before.lifecycle.paused_timeout_s
-        until = None if kept_s is None else now + kept_s
         state = settle(Outcome.DONE, before.state)
         core.unwatch(live)
+        live.failed_pauses = 0
         # The snapshot is on record: whether this is written or not, the next start finds it paused.
         core.commit_anyway(
             live,
@@ -112,13 +138,14 @@ class Pausing:
                 target=None,
                 pause_mode="full" if memory else "filesystem",
                 agent_answered=answered,
-                paused_until=until,
+                paused_until=before.kept_until(now),
                 end_at=now,
                 reason=None,
             ),
         )
         core.leave(live)
         core.discard(before.snapshot)
+        core.tend(snapshot_id)
         if not core.settings.pause_durable:
             core.spawn(self._make_durable(snapshot_id), f"sync {snapshot_id}")
 
@@ -140,6 +167,7 @@ class Pausing:
             core.retry_later(sandbox_id)
             return
         core.count(live.record)
+        core.hold(live, changed=live.record.snapshot)  # and not what the machine stood on besides
         set_paused_end(core, live)
 
     def tidy(self, live: Live) -> None:
@@ -160,7 +188,10 @@ class Pausing:
         core.commit_anyway(
             live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
         )
-        core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + RETRY_S))
+        pause_s = min(RETRY_S * 2**live.failed_pauses, RETRY_MOST_S)
+        live.failed_pauses += 1
+        core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + pause_s))
+        core.collect_soon()
         log.warning("sandbox %s could not be paused and runs on: %s", live.record.id, cause(error))
 
 

@@ -312,9 +312,11 @@ class Pool:
     async def _restore_on_loan(self, snapshot: Snapshot) -> _Ready | None:
         """A machine, unless there is no room for it or the snapshot is gone. On failure, or when cancelled,
         nothing is left of it."""
-        if self._snapshots.find(snapshot.id) is None:
+        found = self._snapshots.find(snapshot.id)
+        if found is None:
             self.forget(snapshot.id)
             return None
+        snapshot = found  # its layers may be others than when it was asked for first
         machine_id = "p" + secrets.token_hex(9)
         if not self._admission.lend(machine_id, need_of(snapshot)):
             return None
@@ -333,9 +335,8 @@ class Pool:
         slot = await self._slots.acquire_new(machine_id)
         machine = agent = None
         try:
-            spec = spec_of(
-                machine_id, snapshot.resources, slot, self._snapshots.layers(snapshot), self._guest_files()
-            )
+            guest = self._guest_files(None if snapshot.kind == "template" else snapshot.fingerprint)
+            spec = spec_of(machine_id, snapshot.resources, slot, self._snapshots.layers(snapshot), guest)
             machine = await self._hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint or None)
             agent = self._agent_at(slot.address)
             warm = snapshot.kind == "template"

@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 from agentenv.errors import AenvError, StoreCorrupt
 from agentenv.network.slot import Slot
+from agentenv.sandbox import starting
+from agentenv.sandbox.admission import Need
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.guest import Guest, Output
 from agentenv.sandbox.launch import spec_of
 from agentenv.sandbox.parts import Template
 from agentenv.sandbox.phases import Phases
 from agentenv.snapshot.draft import Draft
+from agentenv.snapshot.holds import Hold
 from agentenv.snapshot.machine import stored
 from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
 from agentenv.vmm.machine import Layer, Machine
 
 log = logging.getLogger(__name__)
+
+
+def _log(name: str) -> starting.Tell:
+    return lambda level, message: log.debug("template %s: %s: %s", name, level, message)
+
+
+def _nothing(_what: str) -> Output:
+    """Nobody reads what a start command writes when it runs again."""
+    return lambda _stream, _data: None
 
 
 class Prepared:
@@ -46,20 +60,23 @@ class Prepared:
     async def of(self, template: Template, unusable: str | None = None) -> Snapshot:
         """The snapshot of a template, made if there is none; callers at the same time share the making.
 
-        `unusable` is the id of one that could not be restored here: it is replaced, once.
+        `unusable` is the id of one that could not be restored here: it is replaced, once. Where a build
+        made it, by booting from its disk and running the start command again.
 
         Raises:
             AenvError: it could not be made; nothing is left of the attempt.
         """
         found = self.ready(template)
-        if found is not None and found.id == unusable:
-            self._snapshots.delete(found.id)
-            found = None
-        if found is not None:
+        if found is not None and found.id != unusable:
             return found
+        before = None if found is None else self._snapshots.keep(found)
+        if found is not None:
+            self._snapshots.delete(found.id)
         task = self._making.get(template.build_id)
+        if task is not None and before is not None:
+            before.release()
         if task is None:
-            task = asyncio.create_task(self._make(template), name=f"prepare {template.name}")
+            task = asyncio.create_task(self._make(template, before), name=f"prepare {template.name}")
             self._making[template.build_id] = task
             task.add_done_callback(lambda done: self._made(template, done))
         return await outcome(task)
@@ -76,40 +93,68 @@ class Prepared:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("template %s could not be prepared: %s", template.name, error)
 
-    async def _make(self, template: Template) -> Snapshot:
+    async def _make(self, template: Template, before: Hold | None) -> Snapshot:
         phases = Phases("prepare", template.id)
         draft = self._snapshots.begin(template.id)
         try:
-            record = await self._boot_and_capture(template, draft, phases)
+            layers = self._layers(template, before)
+            record = await self._boot_and_capture(template, layers, draft, phases)
             with phases("publish"):
                 made = await self._snapshots.publish(draft, record, durable=True)
         except BaseException:
             await self._snapshots.abandon(draft)
             raise
+        finally:
+            if before is not None:
+                before.release()
         phases.finish()
         log.info("template %s is prepared after %s", template.name, phases)
         return made
 
-    async def _boot_and_capture(self, template: Template, draft: Draft, phases: Phases) -> Snapshot:
+    def _layers(self, template: Template, before: Hold | None) -> tuple[Layer, ...]:
+        """The disk that it is booted from."""
+        if template.rootfs is not None:
+            stored(self._snapshots.home, template.rootfs)  # refused before anything is booted
+            return (Layer(template.rootfs, "raw"),)
+        if before is None:
+            raise StoreCorrupt(f"the snapshot of template {template.name} is gone", remedy="build it again")
+        return self._snapshots.layers(before.record)
+
+    async def _boot_and_capture(
+        self, template: Template, layers: tuple[Layer, ...], draft: Draft, phases: Phases
+    ) -> Snapshot:
         launcher = self._launcher
         resources = Resources(template.vcpus, template.memory_mib, template.disk_mib)
-        slot = await launcher.slots.acquire(draft.id)
+        settings = GuestSettings(dict(template.env), template.default_user, template.default_workdir)
+        # Whoever asked for it was admitted. A second machine beside is counted, not refused: a node with
+        # room for one sandbox could never make the first.
+        need = Need.running(
+            vcpus=resources.vcpus, memory_mib=resources.memory_mib, disk_mib=resources.disk_mib
+        )
+        self._core.admission.adopt(draft.id, replace(need, sandboxes=0))
+        try:
+            slot = await launcher.slots.acquire(draft.id)
+        except BaseException:
+            self._core.admission.release(draft.id)
+            raise
         machine: Machine | None = None
         try:
-            layers = (Layer(template.rootfs, "raw"),)
             spec = spec_of(draft.id, resources, slot, layers, launcher.guest_files())
-            stored(self._snapshots.home, template.rootfs)  # refused before anything is booted
             fingerprint = await launcher.hypervisor.fingerprint(spec)
             with phases("boot"):
                 machine = await launcher.hypervisor.boot(spec)
             with phases("agent"):
                 await self._until_ready(machine, slot)
+            if template.start:
+                with phases("start"):
+                    guest = Guest(machine, slot.address)
+                    await starting.start(guest, template.start, _log(template.name), _nothing)
             with phases("stop"):
                 await machine.stop()
             with phases("capture"):
                 contents = self._snapshots.describe(await machine.capture(draft.path, final=True))
         finally:
-            await self._release(machine, slot)
+            await self._release(draft.id, machine, slot)
         return Snapshot(
             id=draft.id,
             kind="template",
@@ -120,19 +165,20 @@ class Prepared:
             memory=contents.memory,
             state=contents.state,
             fingerprint=fingerprint,
-            guest=GuestSettings(dict(template.env), template.default_user, template.default_workdir),
+            guest=settings,
         )
 
-    async def _release(self, machine: Machine | None, slot: Slot) -> None:
+    async def _release(self, draft_id: str, machine: Machine | None, slot: Slot) -> None:
         """End the machine that was booted; tried again when it fails, which is not the snapshot's matter."""
         try:
             if machine is not None:
                 await machine.end()
             await self._launcher.slots.release(slot)
+            self._core.admission.release(draft_id)
         except AenvError as error:
             log.warning("a machine that a template was prepared in is not released yet: %s", error)
             self._core.clock.call_later(
-                RETRY_S, lambda: self._core.spawn(self._release(machine, slot), "release")
+                RETRY_S, lambda: self._core.spawn(self._release(draft_id, machine, slot), "release")
             )
 
     async def _until_ready(self, machine: Machine, slot: Slot) -> None:

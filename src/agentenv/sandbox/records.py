@@ -9,11 +9,9 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from agentenv.errors import StoreCorrupt
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
+from agentenv.records.document import Documents
 from agentenv.sandbox.transitions import ENDS, State
 from agentenv.snapshot.records import GuestSettings
 from agentenv.vmm.machine import MachineSpec
@@ -106,25 +104,15 @@ class Sandbox:
         """This record in another state."""
         return replace(self, state=state, **changes)
 
-
-_CODEC = TypeAdapter(Sandbox)
-
-
-def encode(record: Sandbox) -> str:
-    """The record as a JSON document."""
-    return _CODEC.dump_json(record).decode()
+    def kept_until(self, now: float) -> float | None:
+        """When a sandbox that is paused at `now` ends; None for one that is kept for good."""
+        kept_s = self.lifecycle.paused_timeout_s
+        return None if kept_s is None else now + kept_s
 
 
-def decode(document: str) -> Sandbox:
-    """The record of a JSON document.
-
-    Raises:
-        StoreCorrupt: it is not one.
-    """
-    try:
-        return _CODEC.validate_json(document)
-    except ValidationError as error:
-        raise StoreCorrupt(f"a sandbox record cannot be read: {error}") from None
+_DOCUMENTS = Documents(Sandbox, "a sandbox record")
+encode = _DOCUMENTS.encode
+decode = _DOCUMENTS.decode
 
 
 @dataclass(frozen=True)

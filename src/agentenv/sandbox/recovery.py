@@ -54,19 +54,22 @@ async def recover_all(
 
 
 def _finished(record: Sandbox, snapshots: Snapshots, now: float) -> Sandbox:
-    """A pause whose snapshot is on record has happened, though nobody could say so any more."""
-    if record.state is not State.PAUSING or record.target is None:
+    """A pause whose snapshot is on record has happened, though nobody could say so any more. So has another
+    capture: what its machine holds by now builds upon it."""
+    taken = None if record.target is None else snapshots.recorded(record.target)
+    if taken is None:
         return record
-    taken = snapshots.recorded(record.target)
-    if taken is None or taken.deleted_at is not None:
+    if record.state is not State.PAUSING:
+        newest = record.snapshot if taken.memory is None else taken.id
+        return record.with_state(record.state, snapshot=newest, target=None)
+    if taken.deleted_at is not None:
         return record
-    kept_s = record.lifecycle.paused_timeout_s
     return record.with_state(
         State.PAUSED,
         snapshot=taken.id,
         target=None,
         pause_mode="filesystem" if taken.memory is None else "full",
-        paused_until=None if kept_s is None else now + kept_s,
+        paused_until=record.kept_until(now),
         end_at=now,
     )
 
@@ -85,7 +88,7 @@ async def _recover_one(
 ) -> Adopted | None:
     if record.state in (State.PAUSED, State.RESUMING):
         # What of a machine there is, was on its way here or from here: the reap ends it.
-        return _paused(record, records)
+        return _paused(record, records, now)
     machine, slot, trouble = await _find(record, hypervisor, slots)
     state = recover(record.state, alive=machine is not None and slot is not None)
     if machine is not None and state not in REACHABLE:
@@ -103,9 +106,13 @@ async def _recover_one(
     return Adopted(record, machine, slot)
 
 
-def _paused(record: Sandbox, records: Records) -> Adopted:
+def _paused(record: Sandbox, records: Records, now: float) -> Adopted:
     record = record.with_state(
-        recover(record.state, alive=False), pause_mode=record.pause_mode or "full", slot=None, machine=None
+        recover(record.state, alive=False),
+        pause_mode=record.pause_mode or "full",
+        paused_until=record.paused_until or record.kept_until(now),
+        slot=None,
+        machine=None,
     )
     records.update(record)
     return Adopted(record, None, None)

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import time
 from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
@@ -38,6 +39,7 @@ class Registry:
     def __init__(self, records: Records) -> None:
         self.records = records
         self._live: dict[str, Live] = {}
+        self._owed: dict[str, tuple[Sandbox, bool]] = {}  # what the store refused
 
     def __len__(self) -> int:
         return len(self._live)
@@ -74,11 +76,12 @@ class Registry:
             StoreFault: it could not be written; the sandbox is as it was.
         """
         self.records.update(record)
+        self._owed.pop(record.id, None)
         live.record = record
 
     def commit_leaving(self, live: Live, state: State, reason: str) -> None:
         """Record that a sandbox is on its way out. A store that refuses does not keep it: ending things
-        is how a full disk gets room. The next start makes up for what was not written."""
+        is how a full disk gets room. What was not written is made up for by `write_owed`."""
         self.commit_anyway(live, live.record.with_state(state, reason=reason))
 
     def commit_end(self, live: Live, state: State, reason: str, at: float) -> None:
@@ -89,11 +92,28 @@ class Registry:
 
     def commit_anyway(self, live: Live, record: Sandbox, *, forget_claim: bool = False) -> None:
         """Change a sandbox's record although the store may refuse it."""
+        live.record = record
+        forget_claim = forget_claim or self._owed.pop(record.id, (record, False))[1]
         try:
             self.records.update(record, forget_claim=forget_claim)
         except StoreFault as error:
             log.error("sandbox %s is %s, which is not recorded: %s", record.id, record.state, error)
-        live.record = record
+            self._owed[record.id] = (record, forget_claim)
+
+    @property
+    def owes(self) -> bool:
+        """Whether there are records that are not as they should be."""
+        return bool(self._owed)
+
+    def write_owed(self) -> None:
+        """Write the records that the store refused before.
+
+        Raises:
+            StoreFault: it does so again.
+        """
+        for sandbox_id, (record, forget_claim) in list(self._owed.items()):
+            self.records.update(record, forget_claim=forget_claim)
+            del self._owed[sandbox_id]
 
     async def turn(
         self, sandbox_id: str, operation: Operation, limit_s: float
@@ -113,6 +133,8 @@ class Registry:
             verdict = decide(operation, live.record.state)
             if isinstance(verdict, Refuse):
                 raise verdict.error(f'Sandbox "{sandbox_id}" {verdict.reason}')
+            if operation is not Operation.REFRESH:
+                live.active_at = time.monotonic()
             if not isinstance(verdict, Wait) and not (isinstance(verdict, Enter) and live.busy):
                 return live, verdict
             await live.settled(deadline - loop.time())
@@ -127,9 +149,12 @@ class Registry:
         return NotFound(message)
 
     def route(self, sandbox_id: str) -> Route | None:
-        """See proxy.directory.Directory."""
+        """See proxy.directory.Directory. Whoever asks is about to use it."""
         live = self._live.get(sandbox_id)
-        return None if live is None else route_of(live)
+        if live is None:
+            return None
+        live.active_at = time.monotonic()
+        return route_of(live)
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
         """See proxy.directory.Directory."""
@@ -141,6 +166,8 @@ class Registry:
             return "wakes"
         if state in (State.PAUSING, State.PAUSED):
             return "wakes" if live.record.lifecycle.auto_resume else "paused"
+        if state in REACHABLE and live.stalled is not None:
+            return "stalled"
         return None
 
     def by_signature(

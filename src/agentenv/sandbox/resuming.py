@@ -91,7 +91,7 @@ class Resuming:
             )
             core.commit(live, running)
         except BaseException as error:
-            await self._undo(live, error)
+            await self.undo(live, error)
             raise
         core.watch(live)
         core.expiry.set(live.record.id, live.record.end_at)
@@ -100,13 +100,16 @@ class Resuming:
         log.info("sandbox %s runs again after %s", live.record.id, phases)
         return Answer(live.record, phases, resumed=True)
 
-    async def _undo(self, live: Live, error: BaseException) -> None:
+    async def undo(self, live: Live, error: BaseException) -> None:
         """Paused as before, with the reason."""
         core = self._core
         reason = f"it could not be resumed: {cause(error)}"
         state = settle(Outcome.UNDONE, live.record.state)
         mode = live.record.pause_mode or "full"
-        core.commit_anyway(live, live.record.with_state(state, reason=reason, pause_mode=mode))
+        until = live.record.paused_until or live.record.kept_until(core.clock.now())
+        core.commit_anyway(
+            live, live.record.with_state(state, reason=reason, pause_mode=mode, paused_until=until)
+        )
         try:
             await core.launcher.release(live)
         except AenvError as second:  # it is tried again; the caller hears what went wrong first

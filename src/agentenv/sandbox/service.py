@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import AenvError, NotFound
+from agentenv.errors import AenvError
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -34,14 +34,18 @@ from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.pool import Pool, bounds_of, makers_of
 from agentenv.sandbox.prepare import Prepared
+from agentenv.sandbox.pressure import Policy
 from agentenv.sandbox.records import Records, Sandbox
 from agentenv.sandbox.recovery import drop_orphans, recover_all
+from agentenv.sandbox.refreshing import Refreshing
 from agentenv.sandbox.registry import Registry
+from agentenv.sandbox.relief import Relief
 from agentenv.sandbox.requests import Answer, Key, NewSandbox
 from agentenv.sandbox.resuming import Resuming
 from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
 from agentenv.snapshot.records import Snapshot
 from agentenv.snapshot.store import Snapshots
+from agentenv.snapshot.upkeep import Upkeep
 from agentenv.vmm.machine import Hypervisor
 
 __all__ = ["EXPIRIES_AT_ONCE", "RETRY_S", "STOP_GRACE_S", "Sandboxes"]
@@ -72,6 +76,7 @@ class Sandboxes:
         admission: Admission | None = None,
         agent_at: Callable[[str], AgentClient] = Agent,
         turn_limit_s: float = TURN_LIMIT_S,
+        upkeep: Upkeep | None = None,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
         clock = clock or SystemClock()
@@ -109,14 +114,19 @@ class Sandboxes:
             admission=admission,
             boot_id=ledger.boot_id,
             turn_limit_s=turn_limit_s,
+            upkeep=upkeep,
         )
-        self._prepared = Prepared(self._core)
-        self._creating = Creating(self._core, templates, self._prepared)
+        self.launcher = launcher
+        self.admission = admission
+        self.prepared = Prepared(self._core)
+        self._creating = Creating(self._core, templates, self.prepared)
         self._ending = Ending(self._core)
         self._pausing = Pausing(self._core)
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
+        self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
 
     @property
@@ -149,7 +159,7 @@ class Sandboxes:
             core.hold(live)
             core.count(live.record)
             if live.machine is not None:
-                core.watch(live)
+                core.watch_adopted(live)
             if live.record.state is State.PAUSED:
                 set_paused_end(core, live)
             else:
@@ -157,7 +167,10 @@ class Sandboxes:
         drop_orphans(self.snapshots, [each.record for each in adopted])
         core.collect_soon()
         core.prune()
+        if core.upkeep is not None:
+            core.upkeep.start(starts=core.starts_of, changed=core.snapshot_changed)
         self.pool.start()
+        self._relief.start()
 
     async def stop(self, *, keep: bool = True) -> None:
         """Begin nothing new, let operations under way end, and let go of the machines.
@@ -169,13 +182,16 @@ class Sandboxes:
         core.stopping = True
         core.expiry.stop()
         core.stop_collecting()
+        await self._relief.stop()
         if not keep:
             running = [live.record.id for live in core.all if live.record.state is not State.PAUSED]
             kills = [self.kill(each, why="the node stopped") for each in running]
             await asyncio.gather(*kills, return_exceptions=True)  # each is logged where it happens
         await self._let_operations_end()
-        await self._prepared.stop()
+        await self.prepared.stop()
         await self.pool.stop()
+        if core.upkeep is not None:
+            await core.upkeep.stop()
         await _cut_off({live.watch for live in core.all if live.watch is not None} | core.background)
         for live in core.all:
             live.let_go()
@@ -310,7 +326,7 @@ class Sandboxes:
         elif live.busy:  # a checkpoint or fork goes on first
             core.set_end(live, core.clock.now())
         elif live.record.lifecycle.on_timeout == "pause":
-            self._pausing.enter(live, memory=live.record.lifecycle.pause_memory)
+            self._pausing.enter(live, memory=live.record.lifecycle.pause_memory, expired=True)
         else:
             self._ending.enter(live, "its time-to-live was set to 0", None)
 
@@ -336,6 +352,16 @@ class Sandboxes:
             StoreFull, StoreFault, HostFault: as `pause`.
         """
         return await self._checkpointing.checkpoint(sandbox_id, name, memory=memory)
+
+    async def refresh_memory(self, sandbox_id: str) -> Phases:
+        """Have a running sandbox give back the memory that it changed: it starts anew, in place, from a
+        file that the host can share and drop. Its processes and connections go on.
+
+        Raises:
+            Conflict: it is paused. NotFound: there is none. StoreFull, StoreFault, HostFault: as `pause`,
+                or it could not be started again, and is paused there.
+        """
+        return await self._refreshing.refresh(sandbox_id)
 
     async def rollback(self, sandbox_id: str, snapshot_id: str | None = None) -> Answer:
         """Put a sandbox back to one of its checkpoints, or to its start: same id, address and token.
@@ -374,16 +400,25 @@ class Sandboxes:
                 self.snapshots.delete(record.id)
         self._core.collect_soon()
 
+    def collect_soon(self) -> None:
+        """Clear away, by and by, the files of snapshots that nobody refers to."""
+        self._core.collect_soon()
+
+    async def flatten(self, snapshot_id: str) -> None:
+        """Give a snapshot that many will start from a flat memory file now.
+
+        Raises:
+            StoreCorrupt, StoreFull, StoreFault, HostFault: it is as it was.
+        """
+        if self._core.upkeep is not None:
+            await self._core.upkeep.flatten(snapshot_id)
+
     def drop_outdated(self) -> None:
         """Delete first snapshots of templates that are gone or were built anew."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):
-            try:
-                current = self._creating.templates.get(record.template.id).build_id
-            except NotFound:
-                current = None
-            if record.template.build_id != current:
+            if not self._creating.templates.serves(record.template.build_id):
                 self.snapshots.delete(record.id)
-                self._core.collect_soon()
+        self._core.collect_soon()
 
     # Time
 
@@ -408,7 +443,8 @@ class Sandboxes:
     async def _pause_expired(self, sandbox_id: str, record: Sandbox) -> None:
         async with self._expiries:
             try:
-                await asyncio.shield(self.pause(sandbox_id, memory=record.lifecycle.pause_memory))
+                memory = record.lifecycle.pause_memory
+                await asyncio.shield(self._pausing.pause(sandbox_id, memory=memory, expired=True))
             except AenvError as error:  # nobody waits for it; if it runs on, it is tried again
                 log.warning("sandbox %s is not paused at its end: %s", sandbox_id, error)
 

@@ -37,6 +37,7 @@ class Operation(StrEnum):
     CHECKPOINT = "checkpoint"
     FORK = "fork"
     ROLLBACK = "rollback"
+    REFRESH = "refresh"
 
 
 class Outcome(StrEnum):
@@ -164,6 +165,19 @@ TRANSITIONS: dict[Operation, dict[State, Verdict]] = {
         S.RUNNING: Enter(S.RESUMING),
         S.PAUSING: Wait(),
         S.PAUSED: Enter(S.RESUMING),
+        S.RESUMING: Wait(),
+        S.CHECKPOINTING: Wait(),
+        S.FORKING: Wait(),
+        S.KILLING: _ENDING,
+        S.KILLED: _GONE,
+        S.FAILED: _GONE,
+    },
+    # A refresh is a checkpoint and then a rollback to it, without anybody getting a turn in between.
+    Operation.REFRESH: {
+        S.CREATING: Wait(),
+        S.RUNNING: Enter(S.CHECKPOINTING),
+        S.PAUSING: Wait(),
+        S.PAUSED: Refuse(Conflict, "is paused: it holds no memory"),
         S.RESUMING: Wait(),
         S.CHECKPOINTING: Wait(),
         S.FORKING: Wait(),

@@ -10,7 +10,7 @@ from typing import Literal
 from agentenv.errors import StoreCorrupt
 from agentenv.records.ledger import Entry
 from agentenv.snapshot.records import ROOT, DiskLayer, MemoryDelta, StoredFile
-from agentenv.vmm.layer import map_of, unwritable
+from agentenv.vmm.stored import map_of, unwritable
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from agentenv.errors import StoreFault
-from agentenv.vmm.layer import unwritable
+from agentenv.vmm.stored import unwritable
 
 
 def sync(paths: Iterable[Path]) -> None:
@@ -72,9 +73,8 @@ def sizes(home: Path, root: str, directories: Iterable[str]) -> dict[str, int]:
     """The files in directories below `root`, relative to `home`, with the bytes they take on the disk."""
     found = {}
     for name in directories:
-        try:
-            for entry in os.scandir(home / root / name):
-                found[f"{root}/{name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_blocks * 512
-        except FileNotFoundError:
-            continue
+        with suppress(FileNotFoundError), os.scandir(home / root / name) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    found[f"{root}/{name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_blocks * 512
     return found

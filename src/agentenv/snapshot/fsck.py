@@ -8,7 +8,8 @@ from pathlib import Path
 
 from agentenv.errors import StoreFault
 from agentenv.snapshot.records import ROOT, MemoryDelta, Snapshot, StoredFile
-from agentenv.vmm.layer import digest_of, read_map
+from agentenv.vmm.layer import read_map
+from agentenv.vmm.stored import digest_of
 from agentenv.vmm.transfer import PAGE
 
 

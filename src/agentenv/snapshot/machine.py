@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from agentenv.errors import StoreFault
-from agentenv.snapshot.records import DiskLayer, Memory, MemoryDelta, Snapshot, StoredFile
-from agentenv.vmm.layer import unreadable
+from agentenv.snapshot.chains import folded
+from agentenv.snapshot.records import DiskLayer, Fold, Memory, MemoryDelta, Snapshot, StoredFile
 from agentenv.vmm.machine import Capture, Layer, MemoryImage, SavedState
+from agentenv.vmm.stored import unreadable
 
 F = TypeVar("F", bound=StoredFile)
 
@@ -21,30 +23,43 @@ class Contents:
     disk: tuple[DiskLayer, ...]
     memory: Memory
     state: StoredFile
+    folds: tuple[Fold, ...] = ()
 
 
 def describe(home: Path, capture: Capture, parent: Snapshot | None) -> Contents:
     """See Snapshots.describe."""
     known = {file.path: file for file in parent.files()} if parent else {}
+    formats = {stored(home, layer.path): layer.format for layer in capture.layers}
 
-    def file(path: Path, kind: type[F]) -> F:
-        name = stored(home, path)
+    def file(name: str, kind: type[F]) -> F:
         before = known.get(name)
-        return before if isinstance(before, kind) else kind(name, _size(path))
+        return before if isinstance(before, kind) else kind(name, _size(home / name))
 
-    def disk(layer: Layer) -> DiskLayer:
-        name = stored(home, layer.path)
+    def layer(name: str) -> DiskLayer:
         before = known.get(name)
-        return (
-            before
-            if isinstance(before, DiskLayer)
-            else DiskLayer(name, _size(layer.path), None, layer.format)
-        )
+        if isinstance(before, DiskLayer):
+            return before
+        return DiskLayer(name, _size(home / name), None, formats[name])
 
-    base = file(capture.image.base, StoredFile)
-    deltas = tuple(file(path, MemoryDelta) for path in capture.image.deltas)
-    layers = tuple(disk(layer) for layer in capture.layers)
-    return Contents(layers, Memory(base, deltas), file(capture.device_state, StoredFile))
+    # The machine goes on from what it was started with; what has taken the place of that is on record.
+    folds = parent.folds if parent else ()
+    image = [stored(home, path) for path in (capture.image.base, *capture.image.deltas)]
+    (base, *deltas), in_memory = _usable(image, folds, known)
+    layers, on_disk = _usable(list(formats), folds, known)
+    return Contents(
+        disk=tuple(layer(name) for name in layers),
+        memory=Memory(file(base, StoredFile), tuple(file(name, MemoryDelta) for name in deltas)),
+        state=file(stored(home, capture.device_state), StoredFile),
+        folds=tuple(fold for fold in folds if fold in in_memory or fold in on_disk),
+    )
+
+
+def _usable(
+    chain: Sequence[str], folds: tuple[Fold, ...], known: Collection[str]
+) -> tuple[tuple[str, ...], tuple[Fold, ...]]:
+    """The chain as it is on record; as the machine has it where that would name what may be gone."""
+    names, used = folded(chain, folds)
+    return (names, used) if all(name in known or name in chain for name in names) else (tuple(chain), ())
 
 
 def saved(home: Path, record: Snapshot) -> SavedState | None:

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from agentenv.errors import StoreCorrupt
+from agentenv.records.document import Documents
 
 ROOT = "snapshots"
 
-Kind = Literal["template", "pause", "checkpoint", "fork"]
+Kind = Literal["template", "pause", "checkpoint", "fork", "step"]
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_LENGTH = 19
@@ -67,6 +65,18 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """The file `path` has the same content as the layers `replaces` together, bottom up, by their paths.
+
+    A machine that was started from those goes on with them, and what it captures names them: by this they
+    are known, and the chain on record has the one file in their place.
+    """
+
+    path: str
+    replaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Descent:
     """The template a snapshot descends from, as it was then."""
 
@@ -94,12 +104,26 @@ class GuestSettings:
 
 
 @dataclass(frozen=True)
+class Start:
+    """What runs in every sandbox of a template: the command, the one that succeeds when it is up, and what
+    they run with."""
+
+    command: str = ""
+    ready: str = ""
+    settings: GuestSettings = field(default_factory=GuestSettings)
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.ready)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A snapshot. Times are seconds since the epoch.
 
     `parent` is the snapshot that its machine was started from. Without `memory` and `state` it is of
     the disk alone, and starting from it means booting. `fingerprint` holds, by what they are of, the
     values that a restore of the memory must match. `durable` tells that it was synced to the disk.
+    `folds`, in the order in which they were made, are those that machines on its line may not know of.
     """
 
     id: str
@@ -118,6 +142,7 @@ class Snapshot:
     durable: bool = False
     expires_at: float | None = None
     deleted_at: float | None = None
+    folds: tuple[Fold, ...] = ()
 
     def files(self) -> Iterator[StoredFile]:
         """All that a restore needs, its ancestors' layers included."""
@@ -155,21 +180,6 @@ def mismatches(recorded: Mapping[str, str], present: Mapping[str, str]) -> tuple
     )
 
 
-_CODEC = TypeAdapter(Snapshot)
-
-
-def encode(record: Snapshot) -> str:
-    """The record as a JSON document."""
-    return _CODEC.dump_json(record).decode()
-
-
-def decode(document: str) -> Snapshot:
-    """The record of a JSON document.
-
-    Raises:
-        StoreCorrupt: it is not one.
-    """
-    try:
-        return _CODEC.validate_json(document)
-    except ValidationError as error:
-        raise StoreCorrupt(f"a snapshot's record cannot be read: {error}") from None
+_DOCUMENTS = Documents(Snapshot, "a snapshot's record")
+encode = _DOCUMENTS.encode
+decode = _DOCUMENTS.decode

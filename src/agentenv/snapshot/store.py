@@ -7,12 +7,12 @@ do their file work in a thread and are finished even when their caller is cancel
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from agentenv.errors import InvalidRequest, NotFound, StoreCorrupt, StoreFault
 from agentenv.records.database import Database
@@ -20,22 +20,21 @@ from agentenv.records.ledger import Entry, Ledger
 from agentenv.snapshot import collection, files, lineage, listing, machine
 from agentenv.snapshot.collection import Garbage
 from agentenv.snapshot.draft import Draft
-from agentenv.snapshot.folding import fold_into
 from agentenv.snapshot.fsck import Problem, examine, file_problem, stray
 from agentenv.snapshot.holds import Hold, Holds
 from agentenv.snapshot.lineage import Branch, Lineage
 from agentenv.snapshot.listing import Page, Query
 from agentenv.snapshot.machine import Contents
 from agentenv.snapshot.names import canonical
-from agentenv.snapshot.records import ROOT, Memory, Snapshot, StoredFile, new_snapshot_id
+from agentenv.snapshot.records import ROOT, Snapshot, StoredFile, new_snapshot_id
 from agentenv.snapshot.table import Table
-from agentenv.vmm.layer import digest_of, unwritable
 from agentenv.vmm.machine import Capture, Layer, SavedState
 from agentenv.vmm.settle import settled
+from agentenv.vmm.stored import unwritable
+
+log = logging.getLogger(__name__)
 
 KIND = "snapshot"
-
-F = TypeVar("F", bound=StoredFile)
 
 
 class Snapshots:
@@ -47,6 +46,7 @@ class Snapshots:
         self._home = home
         self._root = home / ROOT
         self._holds = Holds()
+        self._given_up: list[Entry] = []
 
     @property
     def home(self) -> Path:
@@ -91,7 +91,7 @@ class Snapshots:
                 await asyncio.to_thread(files.sync, paths)
             self._table.insert(record, draft.entry.id)
         except BaseException:
-            await self._clear(draft.entry)
+            await self._give_up(draft.entry)
             raise
         if record.durable:
             self._sync_record(record)
@@ -113,8 +113,22 @@ class Snapshots:
         return [self._home / path for path in paths] + [self._root / id for id in sorted(soft)]
 
     async def abandon(self, draft: Draft) -> None:
-        """Give a draft up; repeatable, and without effect on one that was published."""
-        await settled(self._clear(draft.entry))
+        """Give a draft up; repeatable, and without effect on one that was published. Its files are gone
+        then, though a full disk may keep its entry in the ledger from being struck before `collect`.
+
+        Raises:
+            StoreFault: a file cannot be removed.
+        """
+        await settled(self._give_up(draft.entry))
+
+    async def _give_up(self, entry: Entry) -> None:
+        try:
+            await self._clear(entry)
+        except StoreFault as error:
+            if (self._root / entry.name).exists():
+                raise
+            log.warning("the draft %s is gone, and not struck from the ledger yet: %s", entry.name, error)
+            self._given_up.append(entry)
 
     async def _clear(self, entry: Entry) -> None:
         if self._table.get(entry.name) is None:
@@ -154,37 +168,6 @@ class Snapshots:
             made = self.update(replace(self.get(record.id), durable=True))
             self._table.sync()
         return made
-
-    async def fold_memory(self, snapshot_id: str) -> Snapshot:
-        """Give a snapshot a flat memory file of its own in the place of a base and deltas, which starts
-        from it then need not write in. Machines that run go on with what they mapped.
-
-        Raises:
-            NotFound: it is gone. StoreFull, StoreFault: it cannot be written; all is as it was.
-        """
-        return await settled(self._fold_memory(snapshot_id))
-
-    async def _fold_memory(self, snapshot_id: str) -> Snapshot:
-        flat = f"{ROOT}/{self.get(snapshot_id).id}/flat"
-        with self.hold(snapshot_id, flat) as record:
-            if record.memory is None or not record.memory.deltas:
-                return record
-            size = await asyncio.to_thread(fold_into, self._home, record.memory, flat, record.durable)
-            return self.update(replace(self.get(record.id), memory=Memory(StoredFile(flat, size))))
-
-    async def take_digests(self, snapshot_id: str) -> Snapshot:
-        """Compute the digests of the files that a snapshot added and keep them in its record.
-
-        Raises:
-            NotFound: it is gone. StoreCorrupt, StoreFault: a file cannot be read.
-        """
-        with self.hold(snapshot_id) as record:
-            digests = {
-                file.path: await asyncio.to_thread(digest_of, *(self._home / part for part in file.parts))
-                for file in record.own_files()
-                if file.digest is None
-            }
-            return self.update(_with_digests(self.get(record.id), digests))
 
     def delete(self, snapshot_id: str) -> bool:
         """Delete a snapshot: it is not found any more, and its names are free. Layers that others
@@ -298,6 +281,14 @@ class Snapshots:
         start they are taken anew (see `recorded`), before the first `collect`."""
         return self._holds.take(record, extra)
 
+    def held(self, snapshot_id: str) -> bool:
+        """Whether somebody keeps a snapshot's files."""
+        return snapshot_id in self._holds.ids
+
+    def names_of(self, paths: Iterable[Path]) -> tuple[str, ...]:
+        """How holds and records call those of the files that lie in the data directory."""
+        return tuple(machine.stored(self._home, path) for path in paths if path.is_relative_to(self._home))
+
     def recorded(self, snapshot_id: str) -> Snapshot | None:
         """The record of an id, although it be deleted."""
         return self._table.get(snapshot_id)
@@ -314,6 +305,8 @@ class Snapshots:
         Raises:
             StoreFault: something cannot be removed; it is tried again the next time.
         """
+        if not dry_run:
+            self._strike_given_up()
         ids = [record.id for record in self._table.all()]
         present = await asyncio.to_thread(files.sizes, self._home, ROOT, ids)
         in_use = {*in_use, *self._holds.ids}
@@ -321,6 +314,11 @@ class Snapshots:
         if not dry_run:
             await settled(self._remove(found))
         return found
+
+    def _strike_given_up(self) -> None:
+        while self._given_up:
+            self._ledger.strike(self._given_up[-1])
+            self._given_up.pop()
 
     async def _remove(self, found: Garbage) -> None:
         # One that only named others' files has an empty directory.
@@ -338,18 +336,3 @@ class Snapshots:
         records = self._table.all()
         known = {record.id for record in records} | {entry.name for entry in self._ledger.entries(kind=KIND)}
         return (*examine(self._home, records, self._holds.ids, digests=digests), *stray(self._home, known))
-
-
-def _with_digests(record: Snapshot, digests: dict[str, str]) -> Snapshot:
-    memory = record.memory
-    if memory is not None:
-        deltas = tuple(_digested(delta, digests) for delta in memory.deltas)
-        memory = Memory(_digested(memory.base, digests), deltas)
-    state = record.state and _digested(record.state, digests)
-    return replace(
-        record, disk=tuple(_digested(layer, digests) for layer in record.disk), memory=memory, state=state
-    )
-
-
-def _digested(file: F, digests: dict[str, str]) -> F:
-    return replace(file, digest=digests.get(file.path, file.digest))

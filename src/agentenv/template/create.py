@@ -23,11 +23,12 @@ from agentenv.image.cache import reap as reap_images
 from agentenv.image.entries import GROWN_MIB_MAX, sync_directory
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
+from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
-from agentenv.run_record import start_time
 from agentenv.template import base, workspace
-from agentenv.template.store import Template, Templates, check_name, new_id
+from agentenv.template.records import Template
+from agentenv.template.store import Templates, check_name, new_id
 
 KIND = "template-build"
 DISK_MIB_MAX = 1 << 20
@@ -80,6 +81,10 @@ async def create(
     return template
 
 
+def _is_there(template: Template) -> bool:
+    return template.rootfs is not None and template.rootfs.is_file()
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a template's machines have."""
@@ -125,10 +130,10 @@ class _Creation:
         """A template over a system of its own, installed from the mirror."""
         recipe = recipe_of(self.source, disk_mib, system)
         before = self.templates.find(self.name)
-        if before and not self.force and before.recipe == recipe and before.rootfs.is_file():
+        if before and not self.force and before.recipe == recipe and _is_there(before):
             return self._resized(before)
         build_id = str(uuid.uuid4())
-        rootfs = self.settings.images_dir / f"{self.name}-{build_id}.ext4"
+        rootfs = self.settings.images_dir / f"{self.name.replace('/', '_')}-{build_id}.ext4"
         with host_faults(str(self.settings.images_dir)):
             self.settings.images_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         entry = _begin(self.ledger, self.settings, build_id, rootfs)
@@ -232,10 +237,17 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
     reap_images(ledger)
     reaped = []
     known = {
-        Path(row["rootfs"]) for row in database.query("SELECT document ->> 'rootfs' AS rootfs FROM templates")
+        Path(row["rootfs"])
+        for row in database.query(
+            "SELECT document ->> '$.made.rootfs' AS rootfs FROM builds"
+            " WHERE document ->> '$.made.rootfs' IS NOT NULL"
+        )
     }
     for entry in ledger.entries(kind=KIND):
-        alive = entry.boot_id == ledger.boot_id and start_time(entry.detail["pid"]) == entry.detail["started"]
+        alive = (
+            entry.boot_id == ledger.boot_id
+            and start_time(entry.detail["pid"], zombie=False) == entry.detail["started"]
+        )
         if alive:
             continue
         _remove_workspaces(entry)

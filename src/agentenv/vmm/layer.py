@@ -1,8 +1,8 @@
 """A delta of a guest's memory: the pages that a capture found changed, in two files.
 
-`memory` holds the pages one after the other in ascending order, so that writing it is a few large
-writes however scattered the pages are, and its length tells whether it is whole. `memory.map` says
-which pages they are, little-endian:
+`memory` holds the pages one after the other, so that writing it is a few large writes however
+scattered the pages are, and its length tells whether it is whole. `memory.map` says which pages they
+are, in the order of the file, little-endian:
 
     8 bytes   "AENVMAP" and a zero byte
     u16       version, 1
@@ -12,26 +12,24 @@ which pages they are, little-endian:
     u64       pages held
     u64       number of runs
     32 bytes  SHA-256 of the runs, preceded by the header above
-    runs      u32 first page, u32 number of pages; ascending, not touching each other
+    runs      u32 first page, u32 number of pages; in any order, none of them twice
 
 The map is written last: a delta without one was never finished.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from agentenv.errors import StoreCorrupt, StoreFault, StoreFull
+from agentenv.errors import StoreCorrupt
+from agentenv.vmm.stored import map_of, unreadable
 from agentenv.vmm.transfer import PAGE, Pages
 
 VERSION = 1
@@ -40,11 +38,6 @@ _MAGIC = b"AENVMAP\0"
 _HEADER = struct.Struct("<8sHHIQQQ")
 _DIGEST = 32
 _RUN = 8
-
-
-def map_of(memory: Path) -> Path:
-    """The file that says which pages a delta holds."""
-    return memory.with_name(memory.name + ".map")
 
 
 def encode_map(pages: Pages, total: int) -> bytes:
@@ -85,6 +78,7 @@ def _runs_of(pages: Pages) -> npt.NDArray[np.int64]:
 
 
 def _consistent(runs: npt.NDArray[np.int64], held: int, total: int) -> bool:
+    runs = runs[np.argsort(runs[:, 0])]
     firsts, counts = runs[:, 0], runs[:, 1]
     ends = firsts + counts
     return bool(
@@ -160,66 +154,3 @@ def read_map(memory: Path) -> tuple[Pages, int]:
         raise unreadable(path, error) from error
     except ValueError as error:
         raise StoreCorrupt(f"the memory map {path} cannot be used: {error}") from None
-
-
-def digest_of(*files: Path) -> str:
-    """`sha256:HEX` of the files' content, one after the other. A delta's is that of `memory`, then
-    `memory.map`. Blocking: about a second per GiB, with the interpreter lock released.
-
-    Raises:
-        StoreCorrupt: a file is missing. StoreFault: it cannot be read.
-    """
-    content = hashlib.sha256()
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                hashlib.file_digest(file, lambda: content)
-        except OSError as error:
-            raise unreadable(path, error) from error
-    return f"sha256:{content.hexdigest()}"
-
-
-@contextmanager
-def new_files() -> Iterator[Callable[[Path], int]]:
-    """Gives a function that makes a file, mode 0600, and returns its descriptor, closed at the end of
-    the block. When the block fails, none of the files is left, and the cause has a name.
-
-    Raises:
-        StoreFull: there is no space. StoreFault: they cannot be written, or were there before.
-    """
-    made: list[Path] = []
-    with ExitStack() as stack:
-
-        def make(path: Path) -> int:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise unwritable(path, error) from error
-            made.append(path)
-            stack.callback(os.close, descriptor)
-            return descriptor
-
-        try:
-            yield make
-        except BaseException as error:
-            for path in made:
-                path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise unwritable(made[-1], error) from error
-            raise
-
-
-def unwritable(path: Path, error: OSError) -> StoreFault:
-    """The error for a file that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"no space for {path}", remedy="free space on its filesystem")
-    return StoreFault(f"{path} cannot be written: {error.strerror}")
-
-
-def unreadable(path: Path, error: OSError) -> StoreFault:
-    """The error for a file that cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return StoreCorrupt(f"{path} is missing")
-    if error.errno == errno.EIO:
-        return StoreCorrupt(f"{path} is damaged: {error.strerror}")
-    return StoreFault(f"{path} cannot be read: {error.strerror}")

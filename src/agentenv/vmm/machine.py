@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentenv.errors import Conflict
+from agentenv.vmm.stored import map_of
 
 
 class Incompatible(Conflict):
@@ -76,6 +77,10 @@ class MemoryImage:
     base: Path
     deltas: tuple[Path, ...] = ()
 
+    def files(self) -> tuple[Path, ...]:
+        """All its files, the maps of the deltas among them."""
+        return (self.base, *(file for delta in self.deltas for file in (delta, map_of(delta))))
+
 
 @dataclass(frozen=True)
 class SavedState:
@@ -121,6 +126,11 @@ class Machine(Protocol):
 
     @property
     def exited(self) -> bool: ...
+
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        """The files outside of its own directory that it needs until it ends: what it runs from, and what
+        its captures build upon."""
 
     async def run(self) -> None:
         """Let the vcpus run: after a restore, after `stop`, and after the hypervisor stopped them by

@@ -12,7 +12,9 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +25,21 @@ import numpy as np
 import numpy.typing as npt
 
 from agentenv.errors import HostFault, StoreCorrupt
-from agentenv.vmm.layer import Delta, Source, encode_map, map_of, new_files, unreadable
+from agentenv.vmm.layer import Delta, Source, encode_map
 from agentenv.vmm.pagemap import Mapping, mapping_of, private_pages
+from agentenv.vmm.stored import map_of, new_files, unreadable
 from agentenv.vmm.transfer import PAGE, Addresses, Pages, gather, runs, scatter
 
 BATCH = 256  # pages moved at once: 1 MiB, which stays in the processor's cache
 LONG_RUN = 16  # pages
+LANES = min(4, os.cpu_count() or 1)  # threads that move pages at once; the vcpus stand still meanwhile
 
 Words = npt.NDArray[np.uint64]
 
 S = TypeVar("S", bound=Source)
+T = TypeVar("T")
 
+_FILE_BITS = 47  # more than the bytes of any memory
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _CANNOT_CLONE = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS)
 
@@ -122,16 +128,21 @@ class Image:
         """Where the newest copy of each page is mapped in this process, for `transfer` only."""
         return self._starts[self._owner[pages]] + self._slot[pages].astype(np.uint64) * np.uint64(PAGE)
 
+    def _places(self, pages: Pages) -> Addresses:
+        """Numbers that follow one another where the newest copies do in one and the same file: two files may
+        well be mapped side by side."""
+        file = self._owner[pages].astype(np.uint64) << np.uint64(_FILE_BITS)
+        return file + self._slot[pages].astype(np.uint64) * np.uint64(PAGE)
+
     def read(self, pages: Pages, into: Words) -> None:
         """Copy the newest copy of each page to `into`.
 
         Raises:
             StoreCorrupt: a layer cannot be read.
         """
-        addresses = self.addresses(pages)
-        starts, counts = runs(addresses)
+        starts, counts = runs(self._places(pages))
         if len(starts) * LONG_RUN > len(pages):
-            gather(os.getpid(), addresses, into.ctypes.data)
+            gather(os.getpid(), self.addresses(pages), into.ctypes.data)
             return
         # Long runs come faster by read(2): no page of the mapping has to be made present first.
         content, sources = into.data.cast("B"), (self._base, *self._deltas)
@@ -148,7 +159,7 @@ class Image:
     def copy_onto(self, descriptor: int) -> None:
         """Write the deltas' newest pages at their own offsets of a file."""
         pages = self.above_base()
-        starts, counts = runs(self.addresses(pages), pages.astype(np.uint64) * np.uint64(PAGE))
+        starts, counts = runs(self._places(pages), pages.astype(np.uint64) * np.uint64(PAGE))
         for page, count in zip(pages[starts].tolist(), counts.tolist(), strict=True):
             source, at = self._deltas[self._owner[page] - 1], int(self._slot[page])
             copy_range(source.descriptor, at * PAGE, descriptor, page * PAGE, count * PAGE)
@@ -173,12 +184,14 @@ class Image:
 
 
 class Buffers:
-    """Memory for three batches, taken once: fresh memory would cost more than the copying."""
+    """Memory for three batches, taken once: fresh memory would cost more than the copying. It is aligned to
+    pages, since the kernel copies ten times slower to where it is not."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 3 * BATCH * PAGE)
         words = np.frombuffer(self._memory, np.uint64).reshape(3, BATCH, PAGE // 8)
         self.theirs, self.before, self.kept = words
+        self.differs = np.empty((BATCH, PAGE // 8), np.bool_)
 
 
 def capture(
@@ -202,8 +215,11 @@ def capture(
     if mapping.pages != image.pages:
         raise HostFault(f"process {pid} has {mapping.pages} pages of memory, its image {image.pages}")
     private = private_pages(mapping, soft_dirty=soft_dirty)
-    pages = _write_delta(into, image.pages, _changed(mapping, image, private))
-    return Captured(into, pages, len(private))
+
+    def changed(batch: Pages, buffers: Buffers) -> Batch | None:
+        return _differing(mapping, image, batch, buffers)
+
+    return Captured(into, _write_delta(into, image.pages, private, changed), len(private))
 
 
 def apply(pid: int, image: Image) -> int:
@@ -217,7 +233,10 @@ def apply(pid: int, image: Image) -> int:
     if len(pages):
         mapping = mapping_of(pid, image.base)
         try:
-            scatter(pid, image.addresses(pages), mapping.addresses(pages))
+            _side_by_side(
+                lambda part: scatter(pid, image.addresses(part), mapping.addresses(part)),
+                np.array_split(pages, LANES),
+            )
         except HostFault:
             image.require_whole()  # the kernel does not say on which side it failed
             raise
@@ -231,7 +250,13 @@ def merge(image: Image, into: Path) -> Captured:
         StoreFull, StoreFault: it cannot be written; nothing of it is left. StoreCorrupt: see `capture`.
     """
     pages = image.above_base()
-    return Captured(into, _write_delta(into, image.pages, _newest(image, pages)), len(pages))
+
+    def newest(batch: Pages, buffers: Buffers) -> Batch:
+        content = buffers.before[: len(batch)]
+        image.read(batch, content)
+        return batch, content.data
+
+    return Captured(into, _write_delta(into, image.pages, pages, newest), len(pages))
 
 
 def fold(image: Image, into: Path) -> None:
@@ -247,31 +272,25 @@ def fold(image: Image, into: Path) -> None:
 
 
 Batch = tuple[Pages, memoryview]
+Pick = Callable[[Pages, Buffers], Batch | None]
+"""Of a batch of pages, those that a delta is to hold, and their bytes, which may lie in the buffers."""
 
 
-def _changed(mapping: Mapping, image: Image, private: Pages) -> Iterator[Batch]:
-    """The private pages that differ from the image, in batches: which, and their bytes."""
-    buffers = Buffers()
-    for batch in _batches(private):
-        theirs, before = buffers.theirs[: len(batch)], buffers.before[: len(batch)]
-        gather(mapping.pid, mapping.addresses(batch), theirs.ctypes.data)
-        image.read(batch, before)
-        differs = (theirs != before).any(axis=1)
-        count = int(np.count_nonzero(differs))
-        if count == len(batch):
-            yield batch, theirs.data
-        elif count:
-            kept = buffers.kept[:count]
-            np.compress(differs, theirs, axis=0, out=kept)
-            yield batch[differs], kept.data
-
-
-def _newest(image: Image, pages: Pages) -> Iterator[Batch]:
-    buffers = Buffers()
-    for batch in _batches(pages):
-        content = buffers.before[: len(batch)]
-        image.read(batch, content)
-        yield batch, content.data
+def _differing(mapping: Mapping, image: Image, batch: Pages, buffers: Buffers) -> Batch | None:
+    """Those pages of a batch that differ from the image, if any."""
+    size = len(batch)
+    theirs, before = buffers.theirs[:size], buffers.before[:size]
+    gather(mapping.pid, mapping.addresses(batch), theirs.ctypes.data)
+    image.read(batch, before)
+    differs = np.not_equal(theirs, before, out=buffers.differs[:size]).any(axis=1)
+    count = int(np.count_nonzero(differs))
+    if count == size:
+        return batch, theirs.data
+    if not count:
+        return None
+    kept = buffers.kept[:count]
+    np.compress(differs, theirs, axis=0, out=kept)
+    return batch[differs], kept.data
 
 
 def _batches(pages: Pages) -> Iterator[Pages]:
@@ -279,21 +298,45 @@ def _batches(pages: Pages) -> Iterator[Pages]:
         yield pages[begin : begin + BATCH]
 
 
-def _write_delta(into: Path, total: int, batches: Iterator[Batch]) -> int:
+def _write_delta(into: Path, total: int, pages: Pages, pick: Pick) -> int:
+    """Write a delta of what `pick` takes of `pages`; returns how many they are.
+
+    Each lane takes every so many-th batch, and a batch goes to where the file ends by then: lanes that wait
+    for each other would cost more than they save."""
     held: list[Pages] = []
+    turn = threading.Lock()
+    batches = list(_batches(pages))
     with new_files() as make:
         memory = make(into)
-        for pages, content in batches:
-            _write_whole(memory, content.cast("B"))
-            held.append(pages)
+
+        def lane(batches: Sequence[Pages]) -> None:
+            buffers = Buffers()
+            for batch in batches:
+                picked = pick(batch, buffers)
+                if picked is None:
+                    continue
+                with turn:
+                    at = sum(map(len, held)) * PAGE
+                    held.append(picked[0])
+                _write_whole(memory, picked[1].cast("B"), at)
+
+        _side_by_side(lane, [batches[first::LANES] for first in range(min(LANES, len(batches)))])
         everything = np.concatenate(held) if held else np.empty(0, np.uint32)
-        _write_whole(make(map_of(into)), memoryview(encode_map(everything, total)))
+        _write_whole(make(map_of(into)), memoryview(encode_map(everything, total)), 0)
     return len(everything)
 
 
-def _write_whole(descriptor: int, content: memoryview) -> None:
+def _side_by_side(work: Callable[[T], None], parts: Sequence[T]) -> None:
+    """Do each part on a thread of its own; the first failure is raised when all have ended."""
+    with ThreadPoolExecutor(LANES, "memory") as lanes:
+        for _ in lanes.map(work, parts):
+            pass
+
+
+def _write_whole(descriptor: int, content: memoryview, at: int) -> None:
     while content:
-        content = content[os.write(descriptor, content) :]
+        written = os.pwrite(descriptor, content, at)
+        content, at = content[written:], at + written
 
 
 def clone(source: Path, descriptor: int) -> None:

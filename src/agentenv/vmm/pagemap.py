@@ -2,13 +2,17 @@
 
 A private mapping shows the file's pages until the guest writes one: that page is then anonymous, and
 `/proc/PID/pagemap` tells (the kernel's admin-guide/mm/pagemap: 8 bytes a page; bit 63 present, 62
-swapped, 61 a page of a file, 55 soft-dirty).
+swapped, 61 a page of a file, 55 soft-dirty). Linux 6.7 and newer are asked for the runs of such pages
+(PAGEMAP_SCAN in linux/fs.h), which costs by what is there and not by the size of the memory.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +32,14 @@ _LINE = re.compile(
 )
 _ENTRY = 8
 _STEP = 1 << 17  # entries read at once: 1 MiB
+
+# struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, and the categories that
+# are inverted, wanted all, wanted any, returned. It fills struct page_region: start, end, categories.
+_SCAN = struct.Struct("=12Q")
+_PAGEMAP_SCAN = 0xC0606610
+_REGIONS = 4096
+_IS_FILE, _IS_PRESENT, _IS_SWAPPED, _IS_SOFT_DIRTY = 1 << 2, 1 << 3, 1 << 4, 1 << 7
+_CANNOT_SCAN = (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP)
 
 # Of an entry's highest byte.
 _KNOWN, _PRESENT_OR_SWAPPED, _OF_FILE = 0xE0, 0x40, 0x20
@@ -143,7 +155,9 @@ def private_pages(mapping: Mapping, *, soft_dirty: bool = False) -> Pages:
     try:
         descriptor = os.open(f"/proc/{mapping.pid}/pagemap", os.O_RDONLY)
         try:
-            parts = [part for segment in mapping.segments for part in _scan(descriptor, segment, soft_dirty)]
+            parts = _scanned(descriptor, mapping, soft_dirty)
+            if parts is None:
+                parts = [part for each in mapping.segments for part in _read(descriptor, each, soft_dirty)]
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -151,7 +165,45 @@ def private_pages(mapping: Mapping, *, soft_dirty: bool = False) -> Pages:
     return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
 
-def _scan(descriptor: int, segment: Segment, soft_dirty: bool) -> list[Pages]:
+def _scanned(descriptor: int, mapping: Mapping, soft_dirty: bool) -> list[Pages] | None:
+    """The private pages as the kernel finds them; None where it cannot."""
+    regions = np.empty((_REGIONS, 3), np.uint64)
+    found = []
+    for segment in mapping.segments:
+        at, end = segment.address, segment.address + segment.pages * PAGE
+        while at < end:
+            try:
+                count = _ask(descriptor, at, end, regions, soft_dirty)
+            except OSError as error:
+                if error.errno in _CANNOT_SCAN:
+                    return None
+                raise
+            found.append(_pages_in(regions[:count], segment))
+            # Where the kernel says that it stopped may be short of the last region that it found.
+            at = int(regions[count - 1, 1]) if count == _REGIONS else end
+    return found
+
+
+def _ask(descriptor: int, start: int, end: int, regions: npt.NDArray[np.uint64], soft_dirty: bool) -> int:
+    """How many regions were found; as many as there is room for where there may be more."""
+    every = _IS_FILE | (_IS_SOFT_DIRTY if soft_dirty else 0)
+    either = _IS_PRESENT | _IS_SWAPPED
+    question = bytearray(
+        _SCAN.pack(
+            _SCAN.size, 0, start, end, 0, regions.ctypes.data, _REGIONS, 0, _IS_FILE, every, either, either
+        )
+    )
+    return int(fcntl.ioctl(descriptor, _PAGEMAP_SCAN, question))
+
+
+def _pages_in(regions: npt.NDArray[np.uint64], segment: Segment) -> Pages:
+    bounds = (regions[:, :2].astype(np.int64) - segment.address) // PAGE + segment.first
+    counts = bounds[:, 1] - bounds[:, 0]
+    before = np.cumsum(counts) - counts
+    return (np.repeat(bounds[:, 0] - before, counts) + np.arange(int(counts.sum()))).astype(np.uint32)
+
+
+def _read(descriptor: int, segment: Segment, soft_dirty: bool) -> list[Pages]:
     entries = np.empty((min(_STEP, segment.pages), _ENTRY), np.uint8)
     found = []
     for at in range(0, segment.pages, _STEP):

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.proc import start_time, stat
 from agentenv.records.ledger import host_boot_id
 
 _EXECUTING_LIMIT_S = 0.5
@@ -151,21 +152,6 @@ def find(variable: str, value: str) -> Identity | None:
     return None
 
 
-def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5), field 22); None when it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on; empty when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return text[text.rindex(")") + 2 :].split()
-
-
 def _environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
@@ -174,7 +160,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _may_be_executing(pid: int) -> bool:
-    fields = _stat(pid)
+    fields = stat(pid)
     if not fields or fields[0] in "ZX" or int(fields[6]) & _KERNEL_THREAD:
         return False
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """What a machine holds on the host: recorded before it is made, and released by its record.
 
-A launch that fails, a machine that ends and the leftovers of a crash all go through `release`, which
-needs nothing but the ledger's entry.
+A launch that fails, a machine that ends and the leftovers of a crash all go through `release_all`, which
+needs nothing but the ledger's entries.
 """
 
 from __future__ import annotations
@@ -98,8 +98,19 @@ class Resources:
             if entry.kind in _KINDS and entry.detail.get("room") == "vmm"
         ]
 
-    async def release(self, entry: Entry) -> None:
-        """Make sure that what the entry tells of is gone, then strike it. Repeatable."""
+    async def release_all(self, owner: str) -> None:
+        """Make sure that all the owner holds is gone, the newest first, then strike it. Repeatable.
+
+        Nothing is struck before: where a full disk keeps the ledger from being written, the machine's
+        own files make room.
+        """
+        entries = self.entries(owner)[::-1]
+        for entry in entries:
+            await self._end(entry)
+        for entry in entries:
+            self._ledger.strike(entry)
+
+    async def _end(self, entry: Entry) -> None:
         if entry.kind == "process":
             await self._end_process(entry)
         elif entry.kind == "cgroup":
@@ -107,12 +118,6 @@ class Resources:
                 await cgroup.remove(Path(path))
         else:
             await self._remove_directory(Path(entry.name))
-        self._ledger.strike(entry)
-
-    async def release_all(self, owner: str) -> None:
-        """Release all that the owner holds, the newest first."""
-        for entry in reversed(self.entries(owner)):
-            await self.release(entry)
 
     def _record(self, owner: str, kind: str, name: str, **detail: object) -> Entry:
         return self._ledger.record(owner, kind, name, room="vmm", **detail)

@@ -22,7 +22,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 RUNS_MAX = os.sysconf("SC_IOV_MAX")
 
 Pages = npt.NDArray[np.uint32]
-"""Page numbers of a guest's memory, ascending, each once."""
+"""Page numbers of a guest's memory, each once."""
 
 Addresses = npt.NDArray[np.uint64]
 """Where pages lie in a process's address space, one address a page."""

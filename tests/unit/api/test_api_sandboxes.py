@@ -305,7 +305,9 @@ async def test_list_filters(client: httpx.AsyncClient, node: MemoryNode) -> None
     assert await ids(template="base") == await ids(template="tbase") == [two, one]
     assert await ids(template="nope") == []
     first = datetime.fromtimestamp(node.service.get(one).started_at).astimezone()
-    assert await ids(startedAfter=first.isoformat()) == [two]
+    assert await ids(startedAfter=first.isoformat()) == [two, one]
+    second = datetime.fromtimestamp(node.service.get(two).started_at).astimezone()
+    assert await ids(startedAfter=second.isoformat()) == [two]
     item = (await client.get("/v2/sandboxes")).json()[0]
     assert None not in item.values()
     assert (item["alias"], item["state"], item["metadata"]) == ("base", "running", {"x": "2"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from agentenv.config import Settings
 from agentenv.errors import HostIncapable, InvalidRequest
 from agentenv.guestimage import build, busybox, manifest, stdlib, tools
 from agentenv.guestimage.steps import Report
+from agentenv.records.database import Database
 
 needs_busybox = pytest.mark.skipif(busybox.installed() is None, reason="needs a static busybox")
 
@@ -95,6 +97,42 @@ def test_only_the_newest_few_are_kept(settings: Settings, tmp_path: Path) -> Non
         built(settings)
     assert len(list(settings.guest_dir.glob("tools-*"))) == 3
     assert build.load(settings).tools.is_file()
+
+
+@needs_busybox
+def test_what_a_snapshot_was_made_with_is_kept_and_found(settings: Settings, tmp_path: Path) -> None:
+    def change(text: str) -> None:
+        agent(tmp_path / "agent", text)
+        built(settings)
+
+    built(settings)
+    first = build.load(settings)
+    fingerprint = {
+        name: manifest.digest_file(getattr(first, name)) for name in ("kernel", "initramfs", "tools")
+    }
+    database = Database(settings.database)
+    with database.transaction() as cursor:
+        cursor.execute(
+            "INSERT INTO snapshots VALUES ('s1', 'pause', NULL, NULL, 'b', 1, NULL, NULL, ?)",
+            (json.dumps({"fingerprint": {"vcpus": "1", **fingerprint}}),),
+        )
+        cursor.execute("INSERT INTO snapshots VALUES ('s2', 'pause', NULL, NULL, 'b', 1, NULL, NULL, '{}')")
+    for number in range(6):
+        change(f"print({number})\n")
+    assert first.tools.exists()
+    assert build.load(settings).tools != first.tools
+    assert build.load(settings, fingerprint) == first
+    assert build.load(settings, {**fingerprint, "tools": "0" * 64}) == build.load(settings)
+    with database.transaction() as cursor:
+        cursor.execute("DELETE FROM snapshots")
+    database.close()
+    change("print('again')\n")
+    assert not first.tools.exists()
+    assert build.load(settings, fingerprint) == build.load(settings)
+    settings.database.write_bytes(b"no database")
+    count = len(list(settings.guest_dir.glob("tools-*")))
+    change("print('and again')\n")
+    assert len(list(settings.guest_dir.glob("tools-*"))) == count + 1
 
 
 @needs_busybox

@@ -494,18 +494,19 @@ async def test_a_directory_made_again_leaves_what_is_in_use(place: Path, tmp_pat
     await home.at_rest()
 
 
-@pytest.mark.parametrize("table", ["templates", "snapshots", "sandboxes"])
+@pytest.mark.parametrize("table", ["builds", "snapshots", "sandboxes"])
 async def test_what_a_record_names_stays(place: Path, registry: Registry, table: str) -> None:
     home = Home(place, registry.host, image_cache_mib=0)
     image = await home.get(f"{registry.host}/team/app")
     await home.at_rest()
-    path = str(image.rootfs if table == "templates" else image.rootfs.relative_to(place))
+    path = str(image.rootfs if table == "builds" else image.rootfs.relative_to(place))
     columns = {
-        "templates": "(id, name, build_id, document, created_at) VALUES ('a', 'a', 'a', ?, 0)",
+        "builds": "(id, template, state, document, created_at) VALUES ('a', 't', 'ready', ?, 0)",
         "snapshots": "(id, kind, build_id, document, created_at) VALUES ('a', 'pause', 'a', ?, 0)",
         "sandboxes": "(id, state, template, document, started_at) VALUES ('a', 'running', 'a', ?, 0)",
     }
     with home.database.transaction() as cursor:
+        cursor.execute("INSERT INTO templates (id, name, public, created_at) VALUES ('t', 't', 0, 0)")
         cursor.execute(f"INSERT INTO {table} {columns[table]}", (f'{{"disk": [{{"path": "{path}"}}]}}',))
     await home.images.evict(LATER)
     assert home.filesystems() == [image.rootfs]

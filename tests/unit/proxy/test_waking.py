@@ -64,6 +64,18 @@ async def test_what_comes_meanwhile_is_kept_in_order(node: Node) -> None:
         assert (await read_answer(reader))[::2] == (200, b"")
 
 
+async def test_one_that_stands_still_is_told_apart(node: Node) -> None:
+    node.sandboxes.sleepers["abc"] = "stalled"
+    async with node.client() as (reader, writer):
+        for _ in range(2):  # the connection stays usable
+            writer.write(head_for("abc", 49983, "/", "POST", "Content-Length: 3") + b"abc")
+            status, _, body = await read_answer(reader)
+            told = json.loads(body)
+            assert (status, told["code"], told["sandboxId"]) == (507, 507, "abc")
+            assert "until the host has space" in told["message"]
+    assert node.sandboxes.woken == []
+
+
 async def test_one_that_does_not_wake_is_not_found(node: Node) -> None:
     node.sandboxes.sleepers["abc"] = "wakes"
     node.sandboxes.wakes.set()

@@ -52,8 +52,10 @@ def test_template_by_id_or_name_and_an_unknown_one() -> None:
     assert names(boxes, Query(template="t3")) == []
 
 
-def test_started_after() -> None:
-    assert names([box("a", 1.0), box("b", 2.0), box("c", 3.0)], Query(started_after=2.0)) == ["c"]
+def test_started_after_includes_the_time_as_it_was_told() -> None:
+    boxes = [box("a", 1.0), box("b", 1.9999996), box("c", 3.0)]
+    assert names(boxes, Query(started_after=2.0)) == ["c", "b"]
+    assert names(boxes, Query(started_after=2.1)) == ["c"]
 
 
 def test_the_total_counts_all_that_run_not_the_page() -> None:

@@ -100,8 +100,11 @@ class Rehearsing:
         assert (user, token) == ("user", self._told[-1].access_token)
         await self._steps.at("rehearse")
 
-    async def sync(self) -> None:
-        pass
+    async def freeze(self) -> None:
+        raise AssertionError("nobody captures what waits on a shelf")
+
+    async def thaw(self) -> None:
+        raise AssertionError("nor was it frozen")
 
     async def close(self) -> None:
         self.closed = True
@@ -127,7 +130,7 @@ class Stand:
             self.ahead,
             self.admission,
             self.snapshots,
-            lambda: GUEST,
+            lambda recorded=None: GUEST,
             self._agent,
             bounds=BOUNDS,
             clock=self.clock,

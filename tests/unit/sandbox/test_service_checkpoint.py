@@ -18,7 +18,7 @@ from agentenv.errors import (
     StoreFull,
 )
 from agentenv.sandbox.forking import Child
-from agentenv.sandbox.records import Lifecycle, Network, Sandbox
+from agentenv.sandbox.records import Lifecycle, Network, Records, Sandbox
 from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import State
 from support.sandbox_parts import MemoryNode, quiet, wanted
@@ -111,7 +111,7 @@ async def test_of_a_paused_one_nothing_is_written(node: MemoryNode, sandbox: San
 async def test_of_the_disk_alone(node: MemoryNode, sandbox: Sandbox) -> None:
     snapshot, _ = await node.service.checkpoint(sandbox.id, memory=False)
     assert (snapshot.memory, snapshot.state, snapshot.fingerprint) == (None, None, {})
-    assert "sync" in node.steps.passed
+    assert "freeze" in node.steps.passed
     full, _ = await node.service.checkpoint(sandbox.id)
     assert full.memory is not None
     node.service.snapshots.require_files(full)
@@ -145,7 +145,7 @@ async def test_one_that_fails_leaves_it_running(node: MemoryNode, sandbox: Sandb
 
 async def test_a_template_s_name_is_refused_and_it_runs_on(node: MemoryNode, sandbox: Sandbox) -> None:
     with node.database.transaction() as cursor:
-        cursor.execute("INSERT INTO templates VALUES ('t1', 'taken', 'b1', '{}', 0)")
+        cursor.execute("INSERT INTO templates VALUES ('t1', 'taken', 1, 0)")
     with pytest.raises(Conflict, match="name of a template"):
         await node.service.checkpoint(sandbox.id, "taken")
     assert node.service.get(sandbox.id) == sandbox
@@ -178,6 +178,31 @@ async def test_one_that_the_node_did_not_survive(node: MemoryNode, sandbox: Sand
     await asyncio.gather(taking, return_exceptions=True)
     snapshot, _ = await service.checkpoint(sandbox.id)
     service.snapshots.require_files(snapshot)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_one_on_record_is_what_the_next_one_builds_upon(
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, memory: bool
+) -> None:
+    """Though the node died before the sandbox's record said so."""
+    update = Records.update
+
+    def lost(self: Records, record: Sandbox, *, forget_claim: bool = False) -> None:
+        if record.state is not State.RUNNING:
+            update(self, record, forget_claim=forget_claim)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "update", lost)
+        first, _ = await node.service.checkpoint(sandbox.id, memory=memory)
+    service = await node.restart()
+    again = service.get(sandbox.id)
+    assert (again.state, again.target) == (State.RUNNING, None)
+    assert again.snapshot == (first.id if memory else sandbox.snapshot)
+    service.delete_snapshot(first.id)
+    await service.snapshots.collect()
+    second, _ = await service.checkpoint(sandbox.id)
+    assert second.parent == again.snapshot
+    service.snapshots.require_files(second)
 
 
 # Rollback
@@ -245,6 +270,33 @@ async def test_a_rollback_that_fails_leaves_it_paused_there(node: MemoryNode, sa
     service = await node.restart()
     assert (await service.connect(sandbox.id, 100)).resumed
     assert service.snapshots.get(snapshot.id)  # a checkpoint stays
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_one_that_a_rollback_leaves_paused_is_not_kept_for_good(node: MemoryNode, dies: bool) -> None:
+    lifecycle = Lifecycle("pause", paused_timeout_s=60)
+    sandbox = (await node.service.create(wanted(lifecycle=lifecycle))).sandbox
+    snapshot, _ = await node.service.checkpoint(sandbox.id)
+    service = node.service
+    if dies:
+        node.steps.hold("restore")
+        rollback = asyncio.create_task(service.rollback(sandbox.id, snapshot.id))
+        await node.steps.reached("restore")
+        node.steps._gates.clear()
+        service = await node.restart()
+        rollback.cancel()
+        await asyncio.gather(rollback, return_exceptions=True)
+    else:
+        node.steps.fail("restore", HostFault("no luck"))
+        with pytest.raises(HostFault):
+            await service.rollback(sandbox.id, snapshot.id)
+        await quiet()
+    assert service.get(sandbox.id).state is State.PAUSED
+    assert service.get(sandbox.id).paused_until == node.clock.now() + 60
+    node.clock.jump(60)
+    await quiet()
+    with pytest.raises(NotFound):
+        service.get(sandbox.id)
 
 
 # Forks

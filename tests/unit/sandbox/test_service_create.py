@@ -23,7 +23,7 @@ from agentenv.sandbox.records import Network
 from agentenv.sandbox.requests import Key, KeyReused, Stopping
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, MemoryTemplate, quiet, wanted
+from support.sandbox_parts import MemoryNode, quiet, template_of, wanted
 
 PHASES = ["acquire", "restore", "run", "agent", "init"]
 
@@ -202,7 +202,7 @@ async def test_an_unknown_template_costs_nothing(node: MemoryNode) -> None:
 
 async def test_a_template_counts_by_id_and_by_name(node: MemoryNode) -> None:
     rootfs = node.templates.get("base").rootfs
-    node.templates.add(MemoryTemplate("tbig", "big", "another build", vcpus=4, rootfs=rootfs))
+    node.templates.register(template_of(rootfs, id="tbig", name="big", build_id="another build", vcpus=4))
     assert (await node.service.create(wanted("big"))).sandbox.vcpus == 4
     assert (await node.service.create(wanted("tbig"))).sandbox.template.name == "big"
 

@@ -18,7 +18,7 @@ from agentenv.sandbox.transitions import ENDS, State
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
 STEPS = [
-    "acquire", "boot", "ready", "restore", "run", "agent", "init", "stop", "capture", "sync", "end",
+    "acquire", "boot", "ready", "restore", "run", "agent", "init", "stop", "capture", "freeze", "end",
     "release",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ class Chaos:
 
     async def step(self) -> None:
         service, dice = self.node.service, self.dice
-        match dice.randrange(18):
+        match dice.randrange(19):
             case 0 | 1 | 2:
                 key = Key(f"k{dice.randrange(4)}", "same") if dice.random() < 0.3 else None
                 self.call(service.create(self.wish(), key))
@@ -87,6 +87,8 @@ class Chaos:
                     service.delete_snapshot(dice.choice(known))
                 else:
                     self.call(service.rollback(self.some_id(), dice.choice([None, *known])))
+            case 18:
+                self.call(service.refresh_memory(self.some_id()))
         await quiet(dice.choice([0, 1, 2, 5, 20]))
 
     def call(self, work: object) -> None:

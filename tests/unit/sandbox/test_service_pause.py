@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.api.answers import detail
 from agentenv.errors import Conflict, HostFault, NotFound, StoreCorrupt, StoreFull
+from agentenv.sandbox.admission import OVERHEAD_MIB, Need
 from agentenv.sandbox.listing import Query
 from agentenv.sandbox.pausing import GuestUnresponsive
 from agentenv.sandbox.records import Lifecycle, Sandbox
@@ -258,6 +260,22 @@ async def test_a_template_is_booted_once_for_all(tmp_path: Path) -> None:
     await node.service.stop()
 
 
+async def test_the_first_boot_of_a_template_is_counted(tmp_path: Path) -> None:
+    node = MemoryNode(tmp_path)
+    await node.service.start()
+    node.steps.hold("boot")
+    admission = node.service._core.admission
+    creating = asyncio.create_task(node.service.create(wanted()))
+    await node.steps.reached("boot")
+    assert admission.promised == Need(2 * (512 + OVERHEAD_MIB), 2 * 2048, 2, 1)
+    node.steps.let_go("boot")
+    sandbox = (await creating).sandbox
+    assert admission.promised == Need(512 + OVERHEAD_MIB, 2048, 1, 1)
+    await node.service.kill(sandbox.id)
+    assert admission.promised == Need()
+    await node.service.stop()
+
+
 @pytest.mark.parametrize("step", ["acquire", "boot", "ready", "agent", "stop", "capture"])
 async def test_a_template_that_cannot_be_prepared_leaves_nothing(tmp_path: Path, step: str) -> None:
     node = MemoryNode(tmp_path)
@@ -281,7 +299,7 @@ async def test_a_pause_of_the_disk_alone_boots_again(node: MemoryNode, sandbox: 
     await quiet()
     record = node.service.get(sandbox.id)
     assert record.pause_mode == "filesystem"
-    assert "sync" in node.steps.passed
+    assert "freeze" in node.steps.passed
     kept = node.service.snapshots.get(str(record.snapshot))
     assert (kept.memory, kept.state) == (None, None)
     assert len(kept.disk) == 3
@@ -293,7 +311,7 @@ async def test_a_pause_of_the_disk_alone_boots_again(node: MemoryNode, sandbox: 
     assert (await node.service.connect(sandbox.id, 100)).resumed
 
 
-@pytest.mark.parametrize(("given", "step"), [({"memory": False}, "sync"), ({"healthy": True}, "health")])
+@pytest.mark.parametrize(("given", "step"), [({"memory": False}, "freeze"), ({"healthy": True}, "health")])
 async def test_an_agent_that_does_not_answer(
     node: MemoryNode, sandbox: Sandbox, given: dict[str, bool], step: str
 ) -> None:
@@ -334,6 +352,46 @@ async def test_a_timeout_of_nothing_pauses_it(node: MemoryNode) -> None:
     await node.service.set_timeout(sandbox.id, 0)
     await quiet(50)
     assert node.service.get(sandbox.id).state is State.PAUSED
+
+
+@pytest.mark.parametrize(("memory", "step"), [(True, "health"), (False, "freeze")])
+async def test_it_is_paused_at_its_end_though_its_agent_hangs(
+    node: MemoryNode, memory: bool, step: str
+) -> None:
+    lifecycle = Lifecycle("pause", pause_memory=memory)
+    sandbox = (await node.service.create(wanted(timeout_s=60, lifecycle=lifecycle))).sandbox
+    node.steps.fail(step, OSError("no route"))
+    node.clock.jump(60)
+    await asyncio.gather(*node.service._core.background)
+    record = node.service.get(sandbox.id)
+    assert (record.state, record.agent_answered) == (State.PAUSED, False)
+    assert detail(record, None).envdUnresponsiveAtPause is True
+    node.steps.mend(step)
+    woken = (await node.service.connect(sandbox.id, 60)).sandbox
+    assert detail(woken, None).envdUnresponsiveAtPause is None
+    await node.service.set_timeout(sandbox.id, 0)
+    await quiet(50)
+    assert node.service.get(sandbox.id).agent_answered
+
+
+async def test_a_pause_at_the_end_that_fails_is_tried_again_later_and_later(node: MemoryNode) -> None:
+    sandbox = (await node.service.create(wanted(timeout_s=60, lifecycle=Lifecycle("pause")))).sandbox
+    node.steps.fail("capture", StoreFull("no space"))
+    node.clock.jump(60)
+    for number, waited in enumerate((5, 10, 20, 40, 80, 160, 300, 300), 1):
+        await asyncio.gather(*node.service._core.background)
+        assert node.steps.passed.count("capture") == number
+        node.clock.jump(waited - 1)
+        await asyncio.gather(*node.service._core.background)
+        assert node.steps.passed.count("capture") == number
+        node.clock.jump(1)
+    await asyncio.gather(*node.service._core.background)
+    node.steps.mend("capture")
+    node.clock.jump(300)
+    await asyncio.gather(*node.service._core.background)
+    assert node.service.get(sandbox.id).state is State.PAUSED
+    live = node.service._core.all.find(sandbox.id)
+    assert live is not None and live.failed_pauses == 0
 
 
 async def test_traffic_wakes_it_where_that_was_wished(node: MemoryNode, sandbox: Sandbox) -> None:
@@ -439,22 +497,3 @@ async def test_a_running_one_keeps_what_it_stands_on_in_a_second_life(
     service.snapshots.require_files(kept)
     await service.pause(sandbox.id)
     assert (await service.connect(sandbox.id, 100)).resumed
-
-
-async def test_one_whose_disk_cannot_be_written_goes_on_when_it_can(
-    node: MemoryNode, sandbox: Sandbox
-) -> None:
-    ends: list[int] = []
-    node.service.on_generation_end(lambda _, generation: ends.append(generation))
-    machine = node.hypervisor.machines[sandbox.id]
-    error: dict[str, object] = {"action": "stop", "nospace": True, "reason": "No space left on device"}
-    for count in (1, 2):  # it may happen again at once
-        machine.running = False
-        machine.events[0]("BLOCK_IO_ERROR", error)
-        machine.events[0]("BLOCK_IO_ERROR", error)
-        assert (ends, node.service.route(sandbox.id)) == ([1] * count, None)
-        node.clock.jump(RETRY_S)
-        await quiet()
-        assert machine.running
-        assert node.service.route(sandbox.id) is not None
-    assert node.service.get(sandbox.id) == sandbox

@@ -36,6 +36,7 @@ timeout     w        -             w       C        w        -             -    
 checkpoint  w        checkpointing w       -        w        w             w       N       N      N
 fork        w        forking       w       -        w        w             w       N       N      N
 rollback    w        resuming      w       resuming w        w             w       N       N      N
+refresh     w        checkpointing w       C        w        w             w       N       N      N
 """
 
 OUTCOMES = """

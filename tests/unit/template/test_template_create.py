@@ -18,8 +18,10 @@ from agentenv.image import cache
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.template import base, create
-from agentenv.template.store import Template, Templates
+from agentenv.template.records import Template
+from agentenv.template.store import Templates
 from support.archives import Layout, file, tarball
+from support.sandbox_parts import rootfs_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root filesystems are built as root")
 
@@ -54,7 +56,7 @@ class Node:
         return sorted(name for name in names if name.endswith(".ext4") or name.startswith("."))
 
     def name(self, template: Template) -> str:
-        return str(template.rootfs.relative_to(self.settings.images_dir))
+        return str(rootfs_of(template).relative_to(self.settings.images_dir))
 
 
 @pytest.fixture
@@ -72,9 +74,9 @@ def rootfs(tmp_path: Path) -> Path:
 async def test_created_and_recorded(node: Node, rootfs: Path) -> None:
     made = await node.create("mine", rootfs, vcpus=2, memory_mib=256)
     assert node.templates.get("mine") == made
-    assert made.rootfs.parent.parent == node.settings.cache_dir
-    assert made.rootfs.stat().st_size == SMALL << 20
-    assert made.rootfs.stat().st_mode & 0o777 == 0o444
+    assert rootfs_of(made).parent.parent == node.settings.cache_dir
+    assert rootfs_of(made).stat().st_size == SMALL << 20
+    assert rootfs_of(made).stat().st_mode & 0o777 == 0o444
     assert (made.vcpus, made.memory_mib, made.disk_mib) == (2, 256, SMALL)
     assert (made.default_user, made.default_workdir) == ("user", "/home/user")
     assert node.files() == [node.name(made)]
@@ -113,7 +115,7 @@ async def test_templates_of_the_same_content_share_a_filesystem(
     assert (second.rootfs, second.id != first.id) == (first.rootfs, True)
     node.templates.delete("mine")
     node.templates.sweep(9e9)
-    assert first.rootfs.exists()
+    assert rootfs_of(first).exists()
     renamed = await node.create("yours", rootfs)
     assert (renamed.build_id, renamed.source) == (second.build_id, str(rootfs))
 
@@ -124,7 +126,7 @@ async def test_other_numbers_over_the_same_filesystem(node: Node, rootfs: Path) 
     assert (second.vcpus, second.rootfs, second.id) == (4, first.rootfs, first.id)
     assert second.build_id != first.build_id
     assert node.templates.sweep(9e9) == ()
-    assert first.rootfs.exists()
+    assert rootfs_of(first).exists()
 
 
 @pytest.mark.parametrize("change", ["source", "disk", "force", "lost"])
@@ -138,7 +140,7 @@ async def test_a_change_makes_another_build_under_the_same_id(node: Node, rootfs
     elif change == "force":
         options["force"] = True
     else:
-        first.rootfs.unlink()
+        rootfs_of(first).unlink()
     second = await node.create("mine", rootfs, **options)
     assert second.id == first.id
     assert second.build_id != first.build_id
@@ -253,7 +255,7 @@ async def test_reaping_spares_what_was_registered(node: Node, rootfs: Path) -> N
         made.build_id, create.KIND, scratch, tree=tree, rootfs=str(made.rootfs), pid=1, started=-1
     )
     assert create.reap(node.ledger, node.database) == [made.build_id]
-    assert made.rootfs.exists()
+    assert rootfs_of(made).exists()
 
 
 def test_recipes_of_packages_tell_suite_definition_and_disk_apart() -> None:

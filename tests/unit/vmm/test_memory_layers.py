@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import HostFault, StoreCorrupt, StoreFault, StoreFull
-from agentenv.vmm import softdirty
-from agentenv.vmm.layer import Delta, decode_map, digest_of, encode_map, map_of, read_map
+from agentenv.vmm import pagemap, softdirty
+from agentenv.vmm.layer import Delta, decode_map, encode_map, read_map
 from agentenv.vmm.memory import Image, apply, capture, fold, merge
 from agentenv.vmm.pagemap import mapping_of, private_pages
+from agentenv.vmm.stored import digest_of, map_of
 from agentenv.vmm.transfer import PAGE, RUNS_MAX
 from support.mapped import Mapped
 
@@ -54,6 +55,24 @@ def test_only_written_pages_are_private(base: Path) -> None:
         child.write(7, 1)
         child.write(500, 9, 40)
         assert private_pages(mapping).tolist() == [7, *range(500, 540)]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_kernel_and_the_page_map_say_the_same(
+    split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more runs of pages than are asked for at once."""
+    file = tmp_path / "file"
+    file.write_bytes(b"\1" * (3000 * PAGE))
+    monkeypatch.setattr(pagemap, "_REGIONS", 700)
+    with Mapped(file, split=split) as child:
+        for page in range(0, 2900, 3):
+            child.write(page, 2, 1 + page % 2)
+        mapping = mapping_of(child.pid, file)
+        found = private_pages(mapping).tolist()
+        monkeypatch.setattr(pagemap, "_scanned", lambda *_: None)
+        assert found == private_pages(mapping).tolist()
+        assert len(found) == 967 + 483
 
 
 def test_a_renamed_file_in_two_segments_is_found(base: Path) -> None:
@@ -100,6 +119,25 @@ def test_a_capture_keeps_what_differs(base: Path, tmp_path: Path) -> None:
         assert (made.pages, made.private, made.bytes) == (2, 4, 2 * PAGE)
         assert read_map(made.memory)[0].tolist() == [4, 601]
         assert made.memory.read_bytes() == b"\4" * PAGE + b"\10" * PAGE
+
+
+def test_layers_mapped_side_by_side_are_different_files(base: Path, tmp_path: Path) -> None:
+    with Mapped(base) as child, Image(base) as image:
+        child.write(40, 9, 60)
+        capture(child.pid, image, tmp_path / "delta")
+    with Image(base, [tmp_path / "delta"]) as image:
+        image._starts[1] = image._starts[0] + np.uint64(40 * PAGE)  # as the kernel may place them
+        content = np.empty((100, PAGE // 8), np.uint64)
+        image.read(np.arange(100, dtype=np.uint32), content)
+        assert content.tobytes() == base.read_bytes()[: 40 * PAGE] + b"\t" * (60 * PAGE)
+        assert flat(image, tmp_path / "flat")[: 100 * PAGE] == content.tobytes()
+
+
+def test_the_pages_of_a_delta_may_come_in_any_order() -> None:
+    pages = np.array([9, 10, 3, 400, 4], np.uint32)
+    assert decode_map(encode_map(pages, 500))[0].tolist() == pages.tolist()
+    with pytest.raises(ValueError, match="contradict"):
+        decode_map(encode_map(np.array([3, 9, 3], np.uint32), 500))
 
 
 def test_a_capture_of_nothing_is_a_layer_too(base: Path, tmp_path: Path) -> None:

@@ -94,4 +94,4 @@ def test_a_missing_layer_is_told(tmp_path: Path) -> None:
 
 
 def test_the_header_has_the_length_that_the_format_says() -> None:
-    assert overlay._HEADER.size == 104
+    assert overlay.HEADER.size == 104

@@ -66,7 +66,7 @@ def test_the_machine_waits_and_is_confined() -> None:
     assert {"-S", "-nodefaults", "-no-user-config", "-no-reboot"} <= set(argv)
     (sandbox,) = values(argv, "-sandbox")
     assert sandbox == "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
-    assert values(argv, "-global") == ["migration.send-configuration=off"]
+    assert values(argv, "-global") == ["migration.send-configuration=off", "migration.announce-rounds=0"]
     (machine,) = values(argv, "-machine")
     assert {"microvm", "acpi=on", "memory-backend=memory", "suppress-vmdesc=on"} <= set(machine.split(","))
     assert not any("balloon" in word for word in argv)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.proc import start_time
 from agentenv.records.ledger import host_boot_id
 from agentenv.vmm import process
 from agentenv.vmm.output import BoundedOutput
@@ -35,7 +36,7 @@ def start(output: BoundedOutput) -> Iterator[Callable[..., Identity]]:
 
     yield run
     for identity in started:
-        if process.start_time(identity.pid) == identity.start:
+        if start_time(identity.pid) == identity.start:
             os.kill(identity.pid, signal.SIGKILL)
             try:
                 os.waitpid(identity.pid, 0)
@@ -47,7 +48,7 @@ def stranger() -> Identity:
     """A running process that is not this one's child."""
     command = "sleep 60 >/dev/null & echo $!"
     printed = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True).stdout
-    started = process.start_time(int(printed))
+    started = start_time(int(printed))
     assert started is not None
     return Identity(int(printed), started, host_boot_id())
 
@@ -97,7 +98,7 @@ async def test_released_processes_go_on(start: Callable[..., Identity]) -> None:
     running.release()
     running.release()
     assert not running.exited
-    assert process.start_time(identity.pid) == identity.start
+    assert start_time(identity.pid) == identity.start
 
 
 async def test_a_child_gets_a_session_an_empty_input_and_only_the_descriptors_meant(

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import HostFault
+from agentenv.errors import HostFault, StoreFull
+from agentenv.proc import start_time
 from agentenv.records.database import Database
-from agentenv.records.ledger import Ledger
-from agentenv.vmm import namespace, process, sockets
+from agentenv.records.ledger import Entry, Ledger
+from agentenv.vmm import namespace, sockets
 from agentenv.vmm.cgroup import Cgroups
 from agentenv.vmm.resources import TOKEN, Resources
 from agentenv.vmm.settle import settled
@@ -49,7 +50,25 @@ async def test_a_directory_is_recorded_made_and_released(
     await resources.release_all("m1")
     assert list(machines.iterdir()) == []
     assert ledger.entries() == []
-    await resources.release(entry)  # once more is fine
+    await resources.release_all("m1")  # once more is fine
+
+
+async def test_a_full_disk_gets_room_before_it_is_written_to(
+    resources: Resources, ledger: Ledger, machines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strike, disk = ledger.strike, machines / "m1" / "disk"
+
+    def needs_room(entry: Entry) -> None:
+        if disk.exists():
+            raise StoreFull("no space for the record")
+        strike(entry)
+
+    monkeypatch.setattr(ledger, "strike", needs_room)
+    resources.make_directory("m1", machines / "m1")
+    disk.write_bytes(b"x")
+    resources.record_process("m1", "token-of-none")
+    await resources.release_all("m1")
+    assert ledger.entries() == []
 
 
 async def test_nothing_outside_of_the_machines_directories_is_removed(
@@ -62,7 +81,7 @@ async def test_nothing_outside_of_the_machines_directories_is_removed(
     for path in (precious, machines / ".." / "precious", machines, machines / "m1" / "deeper"):
         entry = ledger.record("m1", "directory", str(path), room="vmm")
         with pytest.raises(HostFault, match="not a machine's directory"):
-            await resources.release(entry)
+            await resources.release_all("m1")
         ledger.strike(entry)
     assert precious.is_dir()
 
@@ -98,7 +117,7 @@ async def test_a_recorded_pid_that_is_another_process_now_is_not_touched(
     resources: Resources, ledger: Ledger
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as innocent:
-        started = process.start_time(innocent.pid)
+        started = start_time(innocent.pid)
         assert started is not None
         entry = resources.record_process("m1", "token-of-another")
         ledger.amend(entry, pid=innocent.pid, start=started - 1)

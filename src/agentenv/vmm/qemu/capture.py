@@ -19,13 +19,13 @@ from typing import Any
 
 from agentenv.errors import Conflict, HostFault, OutcomeUnknown, StoreCorrupt
 from agentenv.vmm import memory
-from agentenv.vmm.layer import map_of, new_files
 from agentenv.vmm.machine import Capture, Layer, MachineSpec, MemoryImage
 from agentenv.vmm.qemu import overlay
 from agentenv.vmm.qemu.command import live_node, overlay_node
 from agentenv.vmm.qemu.lineage import Lineage, disk_file
 from agentenv.vmm.qemu.qmp import Qmp
 from agentenv.vmm.qemu.steps import Steps
+from agentenv.vmm.stored import map_of, new_files
 from agentenv.vmm.transfer import PAGE
 
 log = logging.getLogger(__name__)

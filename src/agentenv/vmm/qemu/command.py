@@ -163,6 +163,8 @@ def _machine(spec: MachineSpec, descriptors: Descriptors, emulation: Emulation) 
     arguments = [
         # A device state stream written outside of a migration has no configuration section.
         *("-global", "migration.send-configuration=off"),
+        # The network need not be told where a restored machine is now.
+        *("-global", "migration.announce-rounds=0"),
         # suppress-vmdesc: such a stream has no description section either. What a guest keeps in its
         # memory is not written to the host's disk when QEMU crashes.
         *("-machine", "microvm,acpi=on,memory-backend=memory,suppress-vmdesc=on,dump-guest-core=off"),

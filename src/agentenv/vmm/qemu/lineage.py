@@ -49,6 +49,13 @@ class Lineage:
         """A booted machine's memory."""
         return memory_file(self.directory)
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        """All files that it consists of and that are not in its own directory."""
+        image = self.image.files() if self.image else ()
+        files = (*(layer.path for layer in self.layers), *self.sealed, *image)
+        return frozenset(path for path in files if not path.is_relative_to(self.directory))
+
     def shared(self) -> bool:
         """Whether the files that the guest writes are a capture's as well."""
         written = [self.disk] if self.image else [self.disk, self.memory]

@@ -79,6 +79,11 @@ class QemuMachine:
         """Whether the process is known to be gone."""
         return self._process.exited
 
+    @property
+    def stands_on(self) -> frozenset[Path]:
+        """The files that it needs besides its own; see the protocol."""
+        return self.lineage.stands_on
+
     async def run(self) -> None:
         """Let the vcpus run; see the protocol."""
         if self.lineage.shared():
@@ -151,6 +156,12 @@ class QemuMachine:
         )
         if lineage != self.lineage:
             self._pass_to(lineage)
+        log.debug(
+            "machine %s: %d pages captured: %s",
+            self.spec.id,
+            captured.pages,
+            " ".join(f"{name}={seconds * 1e3:.1f}" for name, seconds in captured.seconds.items()),
+        )
         return captured
 
     def _pass_to(self, lineage: Lineage) -> None:

@@ -14,10 +14,11 @@ from agentenv.vmm.machine import Layer, MachineSpec
 
 MIB = 1 << 20
 
-_CLUSTER_BITS = 16
-_CLUSTER = 1 << _CLUSTER_BITS
-_MAGIC = b"QFI\xfb"
-_HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")
+CLUSTER_BITS = 16
+CLUSTER = 1 << CLUSTER_BITS
+PER_TABLE = CLUSTER // 8  # entries of a table that fills a cluster
+MAGIC = b"QFI\xfb"
+HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")
 
 
 def write_empty(descriptor: int, size: int) -> None:
@@ -26,34 +27,38 @@ def write_empty(descriptor: int, size: int) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    entries_per_table = _CLUSTER // 8
-    tables = -(-size // (_CLUSTER * entries_per_table))
-    first_level = -(-tables * 8 // _CLUSTER)  # clusters of the first-level table
+    tables = -(-size // (CLUSTER * PER_TABLE))
+    first_level = -(-tables // PER_TABLE)  # clusters of the first-level table
     used = 3 + first_level  # header, reference table, reference block
-    header = _HEADER.pack(
-        _MAGIC,
+    os.ftruncate(descriptor, used * CLUSTER)
+    os.pwrite(descriptor, header(size, tables, 3), 0)
+    os.pwrite(descriptor, struct.pack(">Q", 2 * CLUSTER), CLUSTER)
+    os.pwrite(descriptor, struct.pack(">H", 1) * used, 2 * CLUSTER)
+
+
+def header(size: int, tables: int, first_level_at: int, reference_tables: int = 1) -> bytes:
+    """The header of a disk of `size` bytes with so many second-level tables. `first_level_at` is the
+    cluster where the first-level table begins; the reference table lies at cluster 1."""
+    return HEADER.pack(
+        MAGIC,
         3,  # version
         0,  # no backing file
         0,
-        _CLUSTER_BITS,
+        CLUSTER_BITS,
         size,
         0,  # not encrypted
         tables,
-        3 * _CLUSTER,  # the first-level table comes last
-        _CLUSTER,  # the reference table
-        1,  # of one cluster
+        first_level_at * CLUSTER,
+        CLUSTER,  # the reference table
+        reference_tables,  # clusters of it
         0,  # no internal snapshots
         0,
         0,  # no incompatible features
         0,  # no compatible features
         0,  # no autoclear features
         4,  # reference counts of 16 bits
-        _HEADER.size,
+        HEADER.size,
     )
-    os.ftruncate(descriptor, used * _CLUSTER)
-    os.pwrite(descriptor, header, 0)
-    os.pwrite(descriptor, struct.pack(">Q", 2 * _CLUSTER), _CLUSTER)
-    os.pwrite(descriptor, struct.pack(">H", 1) * used, 2 * _CLUSTER)
 
 
 def virtual_size(layer: Layer) -> int:
@@ -69,7 +74,7 @@ def virtual_size(layer: Layer) -> int:
             start = file.read(32)
     except OSError as error:
         raise StoreCorrupt(f"the disk layer {layer.path} cannot be read: {error.strerror}") from error
-    if len(start) < 32 or start[:4] != _MAGIC:
+    if len(start) < 32 or start[:4] != MAGIC:
         raise StoreCorrupt(f"the disk layer {layer.path} is not a qcow2 file")
     return int.from_bytes(start[24:32], "big")
 

@@ -55,10 +55,8 @@ async def _load(machine: QemuMachine, steps: Launch, saved: SavedState) -> None:
     loaded = qmp.expect("MIGRATION", lambda data: data.get("status") in _SETTLED)
     capabilities = [{"capability": "events", "state": True}]
     try:
-        # The network need not be told where the machine is now.
         await qmp.together(
             ("migrate-set-capabilities", {"capabilities": capabilities}),
-            ("migrate-set-parameters", {"announce-rounds": 0}),
             ("migrate-incoming", {"uri": steps.state_uri}),
             timeout=_LOAD_LIMIT_S,
         )

@@ -1,0 +1,45 @@
+"""Puts the parts of a node's builder together."""
+
+from __future__ import annotations
+
+from agentenv.building.builder import Builder
+from agentenv.building.cache import StepCache
+from agentenv.building.contexts import Contexts
+from agentenv.building.ground import Grounds, Images
+from agentenv.building.logs import Logs
+from agentenv.building.maker import Maker
+from agentenv.building.steps import Steps
+from agentenv.building.workshop import GuestAt, Workshop
+from agentenv.config import Settings
+from agentenv.records.database import Database
+from agentenv.sandbox.guest import Guest
+from agentenv.sandbox.parts import SystemClock
+from agentenv.sandbox.service import Sandboxes
+from agentenv.template.builds import Builds
+from agentenv.template.store import Templates
+
+
+def builder(
+    settings: Settings,
+    database: Database,
+    service: Sandboxes,
+    templates: Templates,
+    images: Images,
+    *,
+    guest_at: GuestAt = Guest,
+) -> Builder:
+    """The builder over a node's sandboxes, templates and images."""
+    snapshots = service.snapshots
+    contexts = Contexts(settings)
+    workshop = Workshop(service.launcher, snapshots, service.admission, SystemClock().now, guest_at)
+    cache = StepCache(
+        database,
+        snapshots,
+        service.collect_soon,
+        budget_mib=settings.step_cache_mib,
+        keep_s=settings.step_keep_s,
+    )
+    steps = Steps(lambda: contexts.directory)
+    maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts, service.flatten)
+    grounds = Grounds(settings, templates, service.prepared, snapshots, images)
+    return Builder(settings, templates, Builds(database, templates), Logs(database), contexts, grounds, maker)

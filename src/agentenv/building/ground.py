@@ -1,0 +1,187 @@
+"""What a build begins with: an image's root filesystem, or a template."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.building.definition import BASE, Definition
+from agentenv.building.plan import Context, Root
+from agentenv.building.steps import StepFailed
+from agentenv.config import Settings
+from agentenv.errors import AenvError, InvalidRequest
+from agentenv.image.cache import CachedImage
+from agentenv.image.credentials import Credentials
+from agentenv.sandbox.prepare import Prepared
+from agentenv.snapshot.records import Resources, Snapshot
+from agentenv.snapshot.store import Snapshots
+from agentenv.template.records import Build, Template
+from agentenv.vmm.machine import Layer
+
+# E2B's convention: who commands run as in an image that does not say.
+USER = "user"
+IMAGE = "image:"
+_LOCAL = ("oci:", "archive:", "rootfs:", "debootstrap:", "/", "./", "../", "~")
+
+Progress = Callable[[str], None]
+
+
+class Held(Protocol):
+    """What keeps something until it is released."""
+
+    def release(self) -> None: ...
+
+
+class Images(Protocol):
+    """Where root filesystems of images come from; see image.cache.Images."""
+
+    async def get(
+        self,
+        source: str,
+        *,
+        credentials: Credentials | None = None,
+        disk_mib: int | None = None,
+        progress: Progress,
+    ) -> CachedImage: ...
+
+    def keep(self, digest: str) -> Held: ...
+
+
+class Catalogue(Protocol):
+    """The templates; see template.store.Templates."""
+
+    def get(self, reference: str) -> Template: ...
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A build's beginning. Without `snapshot` a machine is booted from `layers`, and with `account` a user of
+    that name is seen to. `origins` are what steps copy from, by their numbers."""
+
+    root: Root
+    layers: tuple[Layer, ...] = ()
+    snapshot: Snapshot | None = None
+    template: Template | None = None
+    account: str | None = None
+    origins: dict[int, Ground] = field(default_factory=dict)
+    _keep: tuple[Callable[[], Held], ...] = field(default=(), repr=False)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the files of it while the block runs."""
+        with contextlib.ExitStack() as stack:
+            for keep in self._keep:
+                stack.callback(keep().release)
+            for origin in self.origins.values():
+                stack.enter_context(origin.held())
+            yield
+
+
+class Grounds:
+    """Finds what builds begin with."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        prepared: Prepared,
+        snapshots: Snapshots,
+        images: Images,
+    ) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._prepared = prepared
+        self._snapshots = snapshots
+        self._images = images
+
+    async def of(self, definition: Definition, build: Build, progress: Progress) -> Ground:
+        """What a build begins with.
+
+        Raises:
+            StepFailed: there is no such template or image, or it cannot be had.
+        """
+        try:
+            if definition.template is not None:
+                ground = await self._of_template(self._catalogue.get(definition.template), build)
+            else:
+                assert definition.image is not None
+                ground = await self._of_image(definition.image, definition.credentials, build, progress)
+        except AenvError as error:
+            raise StepFailed(BASE, str(error)) from error
+        origins: dict[int, Ground] = {}
+        for number, step in enumerate(definition.steps, 1):
+            if step.source is not None:
+                try:
+                    origins[number] = await self._origin(step.source, definition.credentials, progress)
+                except AenvError as error:
+                    raise StepFailed(str(number), str(error)) from error
+        return replace(ground, origins=origins)
+
+    async def _origin(self, source: str, credentials: Credentials | None, progress: Progress) -> Ground:
+        """What a step copies from: a template as its sandboxes are, or an image."""
+        if source.startswith(IMAGE):
+            ground = await self._of_image(source.removeprefix(IMAGE), credentials, None, progress)
+            return replace(
+                ground, account=None, root=replace(ground.root, identity=f"{ground.root.identity} bare")
+            )
+        return await self._of_template(self._catalogue.get(source), None)
+
+    async def _of_template(self, template: Template, build: Build | None) -> Ground:
+        """A template to build on; without a build, to copy from."""
+        snapshot = await self._prepared.of(template)
+        resources = _resources(build, snapshot.resources)
+        context = Context(template.default_user, template.default_workdir, dict(template.env))
+        identity = f"template {template.build_id if template.rootfs else template.digest}"
+        # What a template's start command started would go on beside that of the new one: so it is booted.
+        same = resources == snapshot.resources and not (build and template.start.command)
+        return Ground(
+            Root(
+                f"{identity} {'going on' if same else 'booted'}",
+                resources,
+                context,
+                template.start,
+                login_path=None if template.rootfs else template.env.get("PATH"),
+            ),
+            self._snapshots.layers(snapshot),
+            snapshot if same else None,
+            template,
+            _keep=(lambda: self._snapshots.keep(snapshot),),
+        )
+
+    async def _of_image(
+        self, image: str, credentials: Credentials | None, build: Build | None, progress: Progress
+    ) -> Ground:
+        if image.startswith(_LOCAL) and not self._settings.build_from_paths:
+            raise InvalidRequest(
+                f"{image} is no image of a registry",
+                remedy="AENV_BUILD_FROM_PATHS lets builds read images from this host's files",
+            )
+        found = await self._images.get(image, credentials=credentials, progress=progress)
+        usual = Resources(self._settings.vcpus, self._settings.memory_mib, found.disk_mib)
+        resources = _resources(build, usual)
+        config = found.config
+        user = found.default_user if found.default_user != "root" or config.user else USER
+        workdir = config.workdir if config.workdir not in ("", "/") else ""
+        context = Context(user, workdir, dict(config.env))
+        return Ground(
+            Root(
+                f"image {found.digest}",
+                resources,
+                context,
+                says_user=bool(config.user),
+                says_workdir=bool(config.workdir),
+            ),
+            (Layer(Path(found.rootfs), "raw"),),
+            account=USER if user == USER else None,
+            _keep=(lambda: self._images.keep(found.digest),),
+        )
+
+
+def _resources(build: Build | None, usual: Resources) -> Resources:
+    if build is None:
+        return usual
+    return replace(usual, vcpus=build.vcpus or usual.vcpus, memory_mib=build.memory_mib or usual.memory_mib)

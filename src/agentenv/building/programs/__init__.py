@@ -1,0 +1,23 @@
+"""Programs that a build runs inside the guest, on the tools drive's interpreter: nothing in the image is
+relied on. Each is one file of the few modules that the drive has, handed over as text."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from agentenv.guestimage.tools import MOUNT_POINT
+
+_PYTHON = (
+    f"{MOUNT_POINT}/bin/agentenv",
+    "--argv0",
+    f"{MOUNT_POINT}/bin/python3",
+    "--library-path",
+    f"{MOUNT_POINT}/lib",
+    f"{MOUNT_POINT}/bin/python3",
+    *("-I", "-S", "-X", "utf8", "-c"),
+)
+
+
+def argv(name: str, *arguments: str) -> tuple[str, ...]:
+    """The words that start a program in the guest."""
+    return (*_PYTHON, resources.files(__package__).joinpath(f"{name}.py").read_text(), *arguments)

@@ -1,0 +1,112 @@
+"""One request to a node's API, on the standard library alone, so that commands start at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from agentenv.errors import (
+    AenvError,
+    CapacityExceeded,
+    Conflict,
+    Forbidden,
+    HostFault,
+    InvalidRequest,
+    NotFound,
+    NotImplementedYet,
+    StoreFull,
+    Unauthorized,
+)
+
+REQUEST_LIMIT_S = 60.0
+BLOCK = 1 << 20  # bytes of a body that are sent at a time
+
+_BY_STATUS: Mapping[int, type[AenvError]] = {
+    400: InvalidRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    422: InvalidRequest,
+    429: CapacityExceeded,
+    501: NotImplementedYet,
+    503: CapacityExceeded,
+    507: StoreFull,
+}
+
+
+class Unreachable(HostFault):
+    """The node does not answer: it is not there, or the way to it is cut."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A node's answer; the names of `headers` are in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON; None when it is empty.
+
+        Raises:
+            HostFault: it is something else, so that what answers is hardly a node.
+        """
+        try:
+            return json.loads(self.body) if self.body else None
+        except ValueError:
+            raise HostFault(f"the answer is not JSON: {self.body[:200]!r}", remedy="check the URL") from None
+
+    @property
+    def message(self) -> str:
+        """What an error's body says."""
+        try:
+            said = json.loads(self.body).get("message")
+        except (ValueError, AttributeError):
+            said = None
+        return said if isinstance(said, str) and said else self.body.decode(errors="replace")[:500]
+
+    def fault(self, what: str) -> AenvError:
+        """The error that this answer to `what` is."""
+        return _BY_STATUS.get(self.status, HostFault)(f"{what}: {self.message or self.status}")
+
+
+def send(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | IO[bytes] | None = None,
+    limit_s: float = REQUEST_LIMIT_S,
+) -> Answer:
+    """Make a request and read the answer whole.
+
+    Args:
+        method: such as GET.
+        url: with http or https.
+        headers: a body that is a file needs its Content-Length here.
+        body: bytes, or a file that is read to its end.
+        limit_s: seconds that each step may take.
+
+    Raises:
+        Unreachable: nothing answers there.
+    """
+    address = urlsplit(url)
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s, blocksize=BLOCK)
+    path = address.path + (f"?{address.query}" if address.query else "")
+    try:
+        connection.request(method, path or "/", body=body, headers=dict(headers or {}))
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        origin = f"{address.scheme}://{address.netloc}"
+        raise Unreachable(f"the node at {origin} does not answer: {error or type(error).__name__}") from error
+    finally:
+        connection.close()
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)

@@ -1,0 +1,136 @@
+"""`aenv build`: a template from a Dockerfile."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agentenv import config
+from agentenv.cli.env import variables
+from agentenv.cli.options import home_option
+from agentenv.errors import InvalidRequest, StoreFault
+
+if TYPE_CHECKING:
+    from agentenv.dockerfile.plan import Plan
+
+INTERRUPTED = 130
+
+
+@click.command("build")
+@click.argument("path", default=".", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME[:TAG]", help="What the template is to be called.")
+@click.option(
+    "-f", "--file", "file", type=click.Path(path_type=Path), help="The Dockerfile (PATH/Dockerfile)."
+)
+@click.option(
+    "--build-arg", "given", multiple=True, metavar="NAME[=VALUE]", help="Value of an ARG; again for more."
+)
+@click.option("--target", metavar="STAGE", help="The stage to build, by name or number (the last one).")
+@click.option("--cpu", type=click.IntRange(min=1), metavar="N", help="Virtual cpus of its sandboxes.")
+@click.option("--memory", type=click.IntRange(min=128), metavar="MIB", help="Memory of its sandboxes in MiB.")
+@click.option("--start", metavar="COMMAND", help="What runs in every sandbox, instead of ENTRYPOINT and CMD.")
+@click.option("--ready", metavar="COMMAND", help="Tried until it succeeds; then the template is ready.")
+@click.option("--no-cache", is_flag=True, help="Run every step anew.")
+@click.option("--detach", is_flag=True, help="Do not wait for the end: print the ids and go.")
+@click.option("--dry-run", is_flag=True, help="Print what would be asked of the node, as JSON; ask nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Show all of the log.")
+@click.option("--url", envvar="E2B_API_URL", help="The node (E2B_API_URL, or the local one).")
+@click.option("--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, or the local one's).")
+@home_option
+def command(
+    path: Path,
+    name: str | None,
+    file: Path | None,
+    given: tuple[str, ...],
+    target: str | None,
+    cpu: int | None,
+    memory: int | None,
+    start: str | None,
+    ready: str | None,
+    no_cache: bool,
+    detach: bool,
+    dry_run: bool,
+    verbose: bool,
+    url: str | None,
+    api_key: str | None,
+    home: Path | None,
+) -> None:
+    """Build a template from the Dockerfile in PATH, which is also the build context.
+
+    Everything that can be wrong with the Dockerfile is found before anything is made. Ctrl-C cancels.
+    Exit codes: 0 ready, 1 the build failed, 2 the Dockerfile is wrong, 130 cancelled.
+
+    \b
+    Examples:
+      aenv build . --name app
+      aenv build . --name app:v2 --build-arg VERSION=2 --cpu 2 --memory 2048
+    """
+    from agentenv.cli.building import Building, Wanted
+    from agentenv.cli.builds import BuildNode
+
+    plan = _plan(path, file, _arguments(given), target)
+    wanted = Wanted(name or "", cpu, memory, start, ready, no_cache)
+    if dry_run:
+        click.echo(json.dumps(Building.preview(plan, wanted), indent=2))
+        return
+    if not name:
+        raise InvalidRequest("the template needs a name", remedy="--name NAME")
+    if url is None or api_key is None:
+        local = variables(config.load(home=home))
+        url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
+    building = Building(BuildNode(url, api_key), wanted, verbose=verbose)
+    try:
+        build = building.run(plan, detach=detach)
+    except KeyboardInterrupt:
+        building.cancel()
+        sys.exit(INTERRUPTED)
+    click.echo(f"{name} {build.template_id} {build.build_id}")
+
+
+def _plan(path: Path, file: Path | None, given: Mapping[str, str], target: str | None) -> Plan:
+    """The plan, with what is worth knowing about it on stderr."""
+    from agentenv.dockerfile.context import Context
+    from agentenv.dockerfile.convert import plan
+    from agentenv.dockerfile.syntax import DockerfileError
+
+    dockerfile = file or path / "Dockerfile"
+    context = Context.of(path, dockerfile)
+    try:
+        planned = plan(_text(dockerfile), context, arguments=given, target=target)
+    except DockerfileError as error:
+        where = f"{dockerfile}:{error.line}" if error.line else str(dockerfile)
+        raise InvalidRequest(f"{where}: {error.bare}", remedy=error.remedy) from None
+    for note in planned.notes:
+        click.echo(f"{dockerfile}:{note.line}: {note.message}" if note.line else note.message, err=True)
+    return planned
+
+
+def _text(dockerfile: Path) -> str:
+    try:
+        return dockerfile.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidRequest(f"there is no {dockerfile}", remedy="name it with --file") from None
+    except OSError as error:
+        raise StoreFault(f"{dockerfile} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{dockerfile} is not text in UTF-8") from None
+
+
+def _arguments(given: Iterable[str]) -> dict[str, str]:
+    """NAME=VALUE pairs; a NAME alone takes its value from the environment, and none when it is not there."""
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name:
+            raise InvalidRequest(f"--build-arg {each}: there is no name", remedy="--build-arg NAME=VALUE")
+        if equals:
+            pairs[name] = value
+        elif (inherited := os.environ.get(name)) is not None:
+            pairs[name] = inherited
+    return pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,9 @@ class Kept:
     used: float
 
 
-def plan(present: Iterable[Kept], needed: Collection[Path], budget: int, now: float) -> tuple[Kept, ...]:
+def plan(files: Iterable[Kept], needed: Collection[Path], budget: int, now: float) -> tuple[Kept, ...]:
     """What goes, so that what nothing needs takes at most `budget` bytes; least recently used first."""
-    loose = sorted((kept for kept in present if kept.path not in needed), key=lambda kept: kept.used)
+    loose = sorted((kept for kept in files if kept.path not in needed), key=lambda kept: kept.used)
     total = sum(kept.size for kept in loose)
     going = []
     for kept in loose:
@@ -48,22 +48,14 @@ def named_in_records(database: Database) -> frozenset[str]:
     return frozenset(name for row in rows for name in _NAMED.findall(row["text"]))
 
 
-def root_filesystems(cache: Path) -> Iterator[Kept]:
-    """Those in the cache. Blocking."""
-    for path in cache.glob("*-*/*.ext4"):
-        yield from _kept(path)
-
-
-def blobs(store: Path) -> Iterator[Kept]:
-    """Whole and partial blobs. Blocking."""
-    for path in (*store.glob("sha256/*"), *store.glob("partial/*")):
-        yield from _kept(path)
-
-
-def _kept(path: Path) -> Iterator[Kept]:
-    with suppress(FileNotFoundError):
-        status = path.stat()
-        yield Kept(path, status.st_blocks * 512, status.st_mtime)
+def present(cache: Path, store: Path) -> list[Kept]:
+    """The root filesystems in the cache, and whole and partial blobs. Blocking."""
+    found = []
+    for path in (*cache.glob("*-*/*.ext4"), *store.glob("sha256/*"), *store.glob("partial/*")):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found.append(Kept(path, status.st_blocks * 512, status.st_mtime))
+    return found
 
 
 def remove(going: Iterable[Kept]) -> tuple[Path, ...]:

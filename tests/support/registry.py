@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -157,7 +158,9 @@ Rule = Callable[[Asked], Answer | Spoil | None]
 class Front:
     """A server before a registry. The first rule that answers decides; else the registry does."""
 
-    def __init__(self, registry: Registry | None = None, *rules: Rule) -> None:
+    def __init__(
+        self, registry: Registry | None = None, *rules: Rule, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.rules = list(rules)
         self.asked: list[Asked] = []
         self._registry = registry
@@ -177,6 +180,10 @@ class Front:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.host = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 

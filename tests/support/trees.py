@@ -14,6 +14,7 @@ def described(root: Path, *, times: bool = True) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     inodes: dict[int, str] = {}
     for directory, names, files in os.walk(root):
+        names.sort()  # the walk goes in this order
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             relative = os.path.relpath(path, root)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from agentenv.errors import HostFault, InvalidRequest, StoreCorrupt
+from agentenv.errors import InvalidRequest, StoreCorrupt
 from agentenv.image import accounts, container, ext4, source
 from agentenv.image.bootstrap import MINIMAL, System, bootstrap
 from agentenv.image.config import ImageConfig
@@ -203,7 +203,7 @@ class _Build:
         self.progress(f"writing the filesystem ({disk_mib} MiB)")
         await ext4.make(self.root, self.out, disk_mib, digest, used)
         with host_faults(str(self.out)):
-            size = await in_thread(lambda: _seal(self.out))
+            size = await in_thread(lambda: ext4.seal(self.out))
         return BuiltImage(
             path=self.out,
             config=config,
@@ -326,16 +326,3 @@ def _no_reference(wanted: Located) -> None:
         raise InvalidRequest(
             f"{wanted.path} is a root filesystem, not an image, and has no tags", remedy="give the path alone"
         )
-
-
-def _seal(path: Path) -> int:
-    """Make the file read-only and durable; returns the bytes it takes."""
-    path.chmod(0o444)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_blocks * 512
-    except OSError as error:
-        raise HostFault(f"{path} cannot be written out: {error}") from error
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from agentenv.image.blobs import BlobStore
 from agentenv.image.conversion import Conversion
 from agentenv.image.credentials import Credentials
 from agentenv.image.entries import CachedImage, Entries
+from agentenv.image.eviction import Kept
 from agentenv.image.holds import Hold, Holds, is_alive
 from agentenv.image.reference import Reference
 from agentenv.image.registry.access import Access
@@ -136,24 +137,15 @@ class Images:
     async def evict(self, now: float | None = None) -> tuple[Path, ...]:
         """Bring what nothing needs down to the budget; returns what went. `now`: seconds since the epoch."""
         now = time.time() if now is None else now
-        cache, needed = self._settings.cache_dir, self._needed()
-        held = self._holds.digests()
-
-        def run() -> tuple[Path, ...]:
-            filesystems = list(eviction.root_filesystems(cache))
-            kept = needed | {
-                each.path
-                for each in filesystems
-                if each.path.parent in {self._entries.place(d) for d in held}
-            }
-            present = [*filesystems, *eviction.blobs(self._settings.blobs_dir)]
-            budget = self._settings.image_cache_mib * MIB
-            gone = eviction.remove(eviction.plan(present, kept, budget, now))
-            if gone:
-                eviction.prune_pointers(cache)
-            return gone
-
-        return await settled(asyncio.to_thread(run))
+        cache, budget = self._settings.cache_dir, self._settings.image_cache_mib * MIB
+        present = await asyncio.to_thread(eviction.present, cache, self._settings.blobs_dir)
+        if sum(kept.size for kept in present) <= budget:
+            return ()  # whoever needs what
+        going = eviction.plan(present, self._needed(present), budget, now)
+        gone = await settled(asyncio.to_thread(eviction.remove, going))
+        if gone:
+            await settled(asyncio.to_thread(eviction.prune_pointers, cache))
+        return gone
 
     async def close(self) -> None:
         """Call off what is under way, and wait for what is being cleaned up."""
@@ -319,12 +311,13 @@ class Images:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _needed(self) -> frozenset[Path]:
-        """What records and conversions under way need."""
+    def _needed(self, present: Collection[Kept]) -> frozenset[Path]:
+        """What records, holds and conversions under way need."""
         named = {self._settings.cache_dir / name for name in eviction.named_in_records(self._database)}
         builds = self._ledger.entries(kind=KIND)
         blobs = {self._blobs.path(digest) for entry in builds for digest in entry.detail["blobs"]}
-        return frozenset(named | blobs)
+        places = {self._entries.place(digest) for digest in self._holds.digests()}
+        return frozenset(named | blobs | {kept.path for kept in present if kept.path.parent in places})
 
 
 def reap(ledger: Ledger) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """What the cache holds, on the disk: a directory per content, in it a root filesystem per disk size.
 
     cache/FORMAT-HEX/image.json    configuration and what follows from the content
-    cache/FORMAT-HEX/MIB.ext4      its time of change is when it was last used
+    cache/FORMAT-HEX/MIB-ONCE.ext4 its time of change is when it was last used
 
-Beside them `pointers/`: what a reference or a file meant when it was last looked at.
+A name is never given twice: layers lie over a certain file, and one that is made again of the same content
+has other blocks in other places. Beside them `pointers/`: what a reference or a file meant when it was last
+looked at.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from agentenv.image.tree import host_faults
 
 # Raise it when the same content makes another filesystem than before.
 FORMAT = 1
+GROWABLE_MIB = 256  # smaller ones have few inodes in each group of blocks, and would have few for good
 GROWN_MIB_MAX = 65536  # how far a disk of unstated size grows for its image
 
 
@@ -92,18 +96,27 @@ class Entries:
         if facts is None:
             return None
         disk_mib = facts.target_mib(asked_mib, default_mib)
-        rootfs = self.place(digest) / f"{disk_mib}.ext4"
-        try:
-            os.utime(rootfs)
-            size = rootfs.stat().st_blocks * 512
-        except FileNotFoundError:
-            return None
-        return CachedImage(
-            digest, rootfs, disk_mib, size, facts.config, facts.default_user, facts.default_workdir
-        )
+        for rootfs in self._of_size(digest, disk_mib):
+            with suppress(FileNotFoundError):  # it is being removed
+                os.utime(rootfs)
+                size = rootfs.stat().st_blocks * 512
+                return CachedImage(
+                    digest, rootfs, disk_mib, size, facts.config, facts.default_user, facts.default_workdir
+                )
+        return None
 
-    def publish(self, facts: Facts, disk_mib: int, rootfs: Path) -> Path:
-        """Put a finished root filesystem in its place; returns that.
+    def _of_size(self, digest: str, disk_mib: int) -> list[Path]:
+        return sorted(self.place(digest).glob(f"{disk_mib}-*.ext4"))
+
+    def below(self, digest: str, disk_mib: int) -> Path | None:
+        """The largest root filesystem of a content that can be grown to a disk of that size."""
+        sizes = {int(path.stem.partition("-")[0]): path for path in self.place(digest).glob("*-*.ext4")}
+        fitting = [size for size in sizes if GROWABLE_MIB <= size < disk_mib]
+        return sizes[max(fitting)] if fitting else None
+
+    def publish(self, facts: Facts, disk_mib: int, rootfs: Path) -> None:
+        """Put a finished root filesystem in its place, unless there is one, as when a directory is unpacked
+        again: what is there may be in use.
 
         Raises:
             StoreFull, HostFault: it cannot be.
@@ -112,10 +125,13 @@ class Entries:
         with host_faults(str(place)):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_text(place / "image.json", facts.document())
-            target = place / f"{disk_mib}.ext4"
+            if self._of_size(facts.digest, disk_mib):
+                rootfs.unlink()
+                return
             os.utime(rootfs)
-            rootfs.rename(target)
-        return target
+            rootfs.rename(place / f"{disk_mib}-{uuid.uuid4().hex[:12]}.ext4")
+            for directory in (place, self.directory):  # a record that names it may be synced at once
+                sync_directory(directory)
 
     # Pointers
 
@@ -136,6 +152,15 @@ class Entries:
 
     def _pointer(self, what: str) -> Path:
         return self.directory / "pointers" / hashlib.sha256(what.encode()).hexdigest()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive the host."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:

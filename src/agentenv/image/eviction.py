@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from agentenv.records.database import Database
 
 # What was used so lately may be on its way into a record.
 GRACE_S = 600.0
-_NAMED = re.compile(r"images/cache/([^\"/]+/[0-9]+\.ext4)")
+_NAMED = re.compile(r"images/cache/([^\"/]+/[^\"/]+\.ext4)")
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Kept:
     used: float
 
 
-def plan(present: Iterable[Kept], needed: Collection[Path], budget: int, now: float) -> tuple[Kept, ...]:
+def plan(files: Iterable[Kept], needed: Collection[Path], budget: int, now: float) -> tuple[Kept, ...]:
     """What goes, so that what nothing needs takes at most `budget` bytes; least recently used first."""
-    loose = sorted((kept for kept in present if kept.path not in needed), key=lambda kept: kept.used)
+    loose = sorted((kept for kept in files if kept.path not in needed), key=lambda kept: kept.used)
     total = sum(kept.size for kept in loose)
     going = []
     for kept in loose:
@@ -39,7 +39,7 @@ def plan(present: Iterable[Kept], needed: Collection[Path], budget: int, now: fl
 
 
 def named_in_records(database: Database) -> frozenset[str]:
-    """The root filesystems (`DIRECTORY/MIB.ext4`) that any record names: templates, snapshots (deleted ones
+    """The root filesystems (`DIRECTORY/NAME.ext4`) that any record names: templates, snapshots (deleted ones
     too, until they are cleared away), sandboxes, and what the ledger has."""
     rows = database.query(
         "SELECT document AS text FROM builds UNION ALL SELECT document FROM snapshots"
@@ -48,22 +48,14 @@ def named_in_records(database: Database) -> frozenset[str]:
     return frozenset(name for row in rows for name in _NAMED.findall(row["text"]))
 
 
-def root_filesystems(cache: Path) -> Iterator[Kept]:
-    """Those in the cache. Blocking."""
-    for path in cache.glob("*-*/*.ext4"):
-        yield from _kept(path)
-
-
-def blobs(store: Path) -> Iterator[Kept]:
-    """Whole and partial blobs. Blocking."""
-    for path in (*store.glob("sha256/*"), *store.glob("partial/*")):
-        yield from _kept(path)
-
-
-def _kept(path: Path) -> Iterator[Kept]:
-    with suppress(FileNotFoundError):
-        status = path.stat()
-        yield Kept(path, status.st_blocks * 512, status.st_mtime)
+def present(cache: Path, store: Path) -> list[Kept]:
+    """The root filesystems in the cache, and whole and partial blobs. Blocking."""
+    found = []
+    for path in (*cache.glob("*-*/*.ext4"), *store.glob("sha256/*"), *store.glob("partial/*")):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found.append(Kept(path, status.st_blocks * 512, status.st_mtime))
+    return found
 
 
 def remove(going: Iterable[Kept]) -> tuple[Path, ...]:

@@ -128,3 +128,44 @@ async def _keep_root_attributes(root: Path, out: Path) -> None:
         raise HostFault(
             f"debugfs failed: {outcome.stderr.strip()[-400:]}", remedy="apt-get install e2fsprogs"
         )
+
+
+async def grow(source: Path, out: Path, disk_mib: int) -> None:
+    """Write a copy of a filesystem with more room, `disk_mib` MiB in all, to the new sparse file `out`.
+
+    Raises:
+        StoreFull: the host's disk is full. HostIncapable, HostFault: a program is missing, or failed.
+    """
+    working = f"{out}.growing"
+    commands = (
+        ("cp", "--sparse=always", "--reflink=auto", "--no-preserve=mode", str(source), working),
+        ("truncate", f"--size={disk_mib}M", working),
+        ("resize2fs", working),
+        # Without the tables that it writes and that hold nothing, 16 MiB for each GiB.
+        ("cp", "--sparse=always", "--reflink=never", working, str(out)),
+        ("rm", working),
+    )
+    environment = {**os.environ, "E2FSPROGS_FAKE_TIME": _EPOCH}
+    for command in commands:
+        outcome = await run(command, environment)
+        if outcome.status is None:
+            raise HostIncapable(f"there is no {command[0]}", remedy="apt-get install e2fsprogs")
+        if "No space left on device" in outcome.stderr:
+            raise StoreFull(
+                "no space left for the root filesystem", remedy="free space in the data directory"
+            )
+        if outcome.status != 0:
+            raise HostFault(f"{command[0]} failed ({outcome.status}): {outcome.stderr.strip()[-400:]}")
+
+
+def seal(path: Path) -> int:
+    """Make the file read-only and durable; returns the bytes it takes."""
+    path.chmod(0o444)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_blocks * 512
+    except OSError as error:
+        raise HostFault(f"{path} cannot be written out: {error}") from error
+    finally:
+        os.close(descriptor)

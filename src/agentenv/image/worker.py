@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import AenvError
+from agentenv.image import ext4
 from agentenv.image.blobs import BlobStore
 from agentenv.image.build import build_rootfs
 from agentenv.image.credentials import Credentials
@@ -24,7 +25,7 @@ from agentenv.image.entries import GROWN_MIB_MAX, Entries, Facts
 from agentenv.image.locking import lock
 from agentenv.image.registry.access import Access
 from agentenv.image.remote import Registries
-from agentenv.image.tree import remove_scratch
+from agentenv.image.tree import host_faults, remove_scratch
 
 MODULE = "agentenv.image.worker"
 
@@ -69,8 +70,8 @@ def tell(**line: Any) -> None:
 async def make(job: Job) -> str:
     """Have the root filesystem in the cache; returns the content's digest."""
     entries = Entries(job.cache)
-    if job.digest is not None and entries.find(job.digest, job.disk_mib, job.default_mib):
-        return job.digest  # another process made it while this one waited for its lock
+    if job.digest is not None and await _from_cache(job, entries, job.digest):
+        return job.digest
     default = job.disk_mib or job.default_mib
     built = await build_rootfs(
         job.source,
@@ -85,6 +86,27 @@ async def make(job: Job) -> str:
     facts = Facts(built.digest, built.needed_mib, built.config, built.default_user, built.default_workdir)
     entries.publish(facts, built.disk_mib, built.path)
     return built.digest
+
+
+async def _from_cache(job: Job, entries: Entries, digest: str) -> bool:
+    """Whether the content is there after all, or was there with a smaller disk and could be grown."""
+    if entries.find(digest, job.disk_mib, job.default_mib):
+        return True  # another process made it while this one waited for its lock
+    facts = entries.facts(digest)
+    if facts is None:
+        return False
+    disk_mib = facts.target_mib(job.disk_mib, job.default_mib)
+    smaller = entries.below(digest, disk_mib)
+    if smaller is None:
+        return False
+    tell(progress=f"growing the filesystem ({disk_mib} MiB)")
+    job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    grown = job.scratch / "rootfs.ext4"
+    await ext4.grow(smaller, grown, disk_mib)
+    with host_faults(str(grown)):
+        ext4.seal(grown)
+    entries.publish(facts, disk_mib, grown)
+    return True
 
 
 async def called_off() -> None:

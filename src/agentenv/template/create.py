@@ -20,7 +20,7 @@ from agentenv.image.bootstrap import System
 from agentenv.image.build import BuiltImage, build_rootfs
 from agentenv.image.cache import CachedImage, Credentials, Images
 from agentenv.image.cache import reap as reap_images
-from agentenv.image.entries import GROWN_MIB_MAX
+from agentenv.image.entries import GROWN_MIB_MAX, sync_directory
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.proc import start_time
@@ -150,7 +150,7 @@ class _Creation:
             )
             with host_faults(str(rootfs)):
                 built.path.rename(rootfs)
-                _sync_directory(rootfs.parent)
+                sync_directory(rootfs.parent)
             return self._register(built, build_id, rootfs, recipe)
         except BaseException:
             rootfs.unlink(missing_ok=True)
@@ -162,6 +162,8 @@ class _Creation:
         """The template as it is, or with other numbers over the same filesystem."""
         if (before.vcpus, before.memory_mib) == (self.shape.vcpus, self.shape.memory_mib):
             self.progress(f"{before.name} is up to date")
+            if before.source != self.source:  # another name of the same content
+                return self.templates.register(replace(before, source=self.source))
             return before
         now, build_id = time.time(), str(uuid.uuid4())
         return self.templates.register(replace(before, **vars(self.shape), build_id=build_id, updated_at=now))
@@ -228,14 +230,6 @@ def _end(ledger: Ledger, entry: Entry) -> None:
 def _remove_workspaces(entry: Entry) -> None:
     remove_scratch(Path(entry.detail["tree"]).parent)
     remove_scratch(Path(entry.name))
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def reap(ledger: Ledger, database: Database) -> list[str]:

@@ -23,7 +23,7 @@ from agentenv.image.entries import Entries
 from agentenv.image.eviction import GRACE_S, Kept, plan
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
-from support.archives import Layout, file, gzipped, plain, tarball, zstandard
+from support.archives import Layout, digest_of, file, gzipped, plain, tarball, zstandard
 from support.registry import PASSWORD, USER, Answer, Asked, Front, Registry, Rule, Spoil, Tokens, basic
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root filesystems are built as root")
@@ -182,8 +182,8 @@ async def test_unpacking_begins_before_everything_is_there(place: Path, front: C
     waited: list[bool] = []
 
     def slow(asked: Asked) -> None:
-        """The last blob, which is the upper layer, waits until the lower one is being unpacked."""
-        if asked.is_blob and server.count("/blobs/") == 3:
+        """The upper layer waits until the lower one is unpacked."""
+        if asked.path.endswith(digest_of(gzipped(LAYERS[1]))):
             waited.append(unpacking.wait(LIMIT_S))
 
     def progress(text: str) -> None:
@@ -230,6 +230,28 @@ async def test_a_disk_of_the_size_that_is_asked_for(place: Path, registry: Regis
     assert [image.disk_mib for image in sizes] == [64, 1024, DISK]
     assert len({image.rootfs for image in sizes}) == 3
     assert len({image.digest for image in sizes}) == 1
+    await home.at_rest()
+
+
+async def test_a_larger_disk_is_grown_from_a_smaller_one(place: Path, front: Callable[..., Front]) -> None:
+    server = front()
+    home = Home(place, server.host)
+    small = await home.get(f"{server.host}/team/app")
+    before, home.told = server.count("/blobs/"), []
+    large = await home.get(f"{server.host}/team/app", disk_mib=4096)
+    assert server.count("/blobs/") == before
+    assert not any("unpacking" in text for text in home.told)
+    assert large.rootfs.stat().st_size == 4096 << 20
+    assert large.size_bytes < small.size_bytes + (8 << 20)
+    assert large.rootfs.stat().st_mode & 0o777 == 0o444
+    for image in (small, large):
+        checked = subprocess.run(["e2fsck", "-fn", image.rootfs], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+    told = subprocess.run(["debugfs", "-R", "stat /one", large.rootfs], capture_output=True, text=True).stdout
+    assert "Size: 300000" in told
+    header = subprocess.run(["dumpe2fs", "-h", large.rootfs], capture_output=True, text=True).stdout
+    inodes = next(line for line in header.splitlines() if line.startswith("Inode count:"))
+    assert int(inodes.split()[-1]) >= (4096 << 20) // 16384
     await home.at_rest()
 
 
@@ -456,7 +478,19 @@ async def test_what_nothing_needs_goes_when_it_is_too_much(place: Path, registry
     await home.images.evict(LATER)
     assert home.filesystems() == []
     assert list(home.settings.cache_dir.glob("1-*")) == []
-    assert await home.get(f"{registry.host}/team/app") == image
+    again = await home.get(f"{registry.host}/team/app")
+    assert (again.digest, again.rootfs != image.rootfs) == (image.digest, True), "no name is given twice"
+    await home.at_rest()
+
+
+async def test_a_directory_made_again_leaves_what_is_in_use(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("x")
+    home = Home(place)
+    first = await home.get(tmp_path / "tree")
+    inode = first.rootfs.stat().st_ino
+    assert await home.get(tmp_path / "tree") == first
+    assert first.rootfs.stat().st_ino == inode
     await home.at_rest()
 
 
@@ -467,12 +501,12 @@ async def test_what_a_record_names_stays(place: Path, registry: Registry, table:
     await home.at_rest()
     path = str(image.rootfs if table == "builds" else image.rootfs.relative_to(place))
     columns = {
-        "builds": "(id, template, state, created_at, document) VALUES ('a', 'a', 'ready', 0, ?)",
+        "builds": "(id, template, state, document, created_at) VALUES ('a', 't', 'ready', ?, 0)",
         "snapshots": "(id, kind, build_id, document, created_at) VALUES ('a', 'pause', 'a', ?, 0)",
         "sandboxes": "(id, state, template, document, started_at) VALUES ('a', 'running', 'a', ?, 0)",
     }
     with home.database.transaction() as cursor:
-        cursor.execute("INSERT INTO templates VALUES ('a', 'a', 1, 0)")
+        cursor.execute("INSERT INTO templates (id, name, public, created_at) VALUES ('t', 't', 0, 0)")
         cursor.execute(f"INSERT INTO {table} {columns[table]}", (f'{{"disk": [{{"path": "{path}"}}]}}',))
     await home.images.evict(LATER)
     assert home.filesystems() == [image.rootfs]

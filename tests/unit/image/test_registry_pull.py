@@ -381,6 +381,15 @@ async def test_a_cut_download_goes_on_where_it_was(front: Callable[..., Front], 
     assert begins == ["bytes=0-", "bytes=200000-", "bytes=400000-", "bytes=600000-"]
 
 
+async def test_a_manifest_that_is_cut_is_asked_for_again(front: Callable[..., Front], pull: Pull) -> None:
+    server = front(lambda asked: Spoil(cut=50) if asked.is_manifest and asked.nth <= 2 else None)
+    assert (await pull(f"{server.host}/team/app")).layers
+    assert server.count("/manifests/") == 3
+    broken = front(lambda asked: Spoil(cut=50) if asked.is_manifest else None)
+    with pytest.raises(Unreachable):
+        await pull(f"{broken.host}/team/app")
+
+
 async def test_a_server_that_ignores_ranges(front: Callable[..., Front], pull: Pull) -> None:
     def cutting(asked: Asked) -> Spoil | None:
         asked.headers.pop("range", None)

@@ -65,15 +65,22 @@ class Puller:
         return self._blobs.put(data)
 
     async def _manifest(self, endpoint: Endpoint, wanted: str) -> bytes:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._read_manifest(endpoint, wanted)
+            except httpx.TransportError as error:
+                if not await self._client.pause(attempt):
+                    raise unreachable(error) from error
+
+    async def _read_manifest(self, endpoint: Endpoint, wanted: str) -> bytes:
         async with self._client.get(endpoint, f"manifests/{wanted}", {"Accept": ACCEPT}) as response:
             data = b""
-            try:
-                async for chunk in response.aiter_raw():
-                    data += chunk
-                    if len(data) > DOCUMENT_LIMIT:
-                        raise StoreCorrupt(f"{endpoint.host} answers with a manifest without end")
-            except httpx.TransportError as error:
-                raise unreachable(error) from error
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > DOCUMENT_LIMIT:
+                    raise StoreCorrupt(f"{endpoint.host} answers with a manifest without end")
             promised = response.headers.get("docker-content-digest", "")
         expected = wanted if wanted.startswith("sha256:") else promised
         if expected.startswith("sha256:") and digest_of(data) != expected:

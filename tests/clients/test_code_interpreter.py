@@ -107,7 +107,7 @@ def test_charts(sandbox: Any) -> None:
 def test_data_frames(sandbox: Any) -> None:
     pytest.importorskip("pandas")
     code = (
-        "import pandas; pandas.DataFrame({'a': [1, 2], 't': pandas.Timestamp(0), 'n': [1.5, float('nan')]})"
+        "import pandas; pandas.DataFrame({'a': [1, 2], 't': pandas.Timestamp(0), 'n': [1.5, float('inf')]})"
     )
     assert sandbox.run_code(code).results[0].data == {
         "a": [1, 2],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
@@ -33,7 +34,8 @@ class DataFormatter(BaseFormatter):
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(shown, pandas.DataFrame):
             return super().__call__(shown)
-        return {str(name): [_plain(value) for value in shown[name].tolist()] for name in shown.columns}
+        columns = enumerate(map(str, shown.columns))  # by place: a name may stand twice
+        return {name: [_plain(value) for value in shown.iloc[:, place].tolist()] for place, name in columns}
 
 
 class ChartFormatter(BaseFormatter):
@@ -66,10 +68,10 @@ class JsonFormatter(JSONFormatter):
 
 
 def _plain(value: Any) -> Any:
-    """A cell as JSON has it: times as text, what is not a number as null."""
+    """A cell as JSON has it: times as text, what is no finite number as null."""
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
 

@@ -143,8 +143,8 @@ def test_what_cannot_be_captured_runs_on(node: RunningNode, sandbox: Sandbox, le
 def test_a_build_that_finds_no_space_fails_and_says_so(node: RunningNode, host_audit: None) -> None:
     """It does not wait for space, nothing of it is left, and what was done before is kept."""
     node.sandbox("base").kill()  # whose own first snapshot takes space too
-    texts = ["echo kept", "head -c 60000000 /dev/urandom > much; sync"]
-    with filled(node, 24 * MIB):
+    texts = ["echo kept", "head -c 150000000 /dev/zero > much; sync"]
+    with filled(node, 80 * MIB):
         status = built(node, "crowded", texts)
         assert status["status"] == "error"
         assert status["reason"]["step"] == "2", status

@@ -175,6 +175,9 @@ class Maker:
             except Incompatible as error:
                 feed.tell("warn", f"What was kept cannot be used any more: {error}")
                 await self._let_go(plan, done, snapshot, ground)
+            except AenvError as error:
+                step = next((str(planned.number) for planned in plan.rest(done)), FINALIZE)
+                raise StepFailed(step, str(error)) from error
             else:
                 try:
                     await self._go_on(plan, done, bench, ground, feed)

@@ -303,7 +303,7 @@ async def test_a_base_that_does_not_come_up_is_booted_again(place: Workplace) ->
 async def test_a_host_that_fails_at_any_point(place: Workplace, step: str) -> None:
     fault = StoreFull("no space") if step == "capture" else HostFault("it failed")
     place.steps.fail(step, fault)
-    await failed(place, run("one"))
+    assert (await failed(place, Step("ENV", ("A", "1")), run("one")))[0] == "2"
     place.steps.mend(step)
     assert_clean(place)
     await built(place, run("one"))

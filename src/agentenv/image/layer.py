@@ -13,10 +13,9 @@ import stat
 import tarfile
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import IO
 
 from agentenv.errors import StoreCorrupt
-from agentenv.image.streams import CHUNK, members
+from agentenv.image.streams import CHUNK, Readable, content, members
 from agentenv.image.tree import BLOCK, Attributes, Tree, clean
 
 WHITEOUT = ".wh."
@@ -139,10 +138,7 @@ class Unpacking:
         elif member.islnk():
             self._hard_link(member, relative)
         elif member.isreg():
-            source = tar.extractfile(member)
-            assert source is not None
-            with source:
-                copy_sparse(source, tree, relative, member.size)
+            copy_sparse(content(tar, member), tree, relative, member.size)
             tree.set_attributes(relative, attributes(member))
         elif member.issym():
             tree.remove(relative)
@@ -203,7 +199,7 @@ def _device(member: tarfile.TarInfo) -> int:
     return 0 if member.isfifo() else os.makedev(member.devmajor, member.devminor)
 
 
-def copy_sparse(source: IO[bytes], tree: Tree, relative: str, size: int) -> None:
+def copy_sparse(source: Readable, tree: Tree, relative: str, size: int) -> None:
     """Write a new file from `source` in the place of what is there, leaving holes where chunks are zero.
 
     Raises:

@@ -277,6 +277,16 @@ def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every one, a kilobyte each
 
 
+def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Readable:
+    """The bytes of the file that `members` has just given: what a stream gives next. (A reader that tarfile
+    makes for each file costs a tenth of the time of unpacking small ones.)"""
+    if member.sparse is None:
+        return cast(Readable, tar.fileobj)
+    made = tar.extractfile(member)
+    assert made is not None
+    return made
+
+
 @contextmanager
 def tar_stream(source: Readable) -> Iterator[tarfile.TarFile]:
     """A tarball read forwards only.

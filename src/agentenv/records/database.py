@@ -7,6 +7,7 @@ death of the process; `sync()` makes everything before it survive the death of t
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,11 +180,27 @@ class Database:
             raise _translated(error, self.path) from error
 
     def sync(self) -> None:
-        """Make all commits so far survive the host: the log is written back and synced."""
+        """Make all commits so far survive the host: the log is written back and synced.
+
+        Raises:
+            StoreFull, StoreFault: they may not.
+        """
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+            busy = self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0]
         except sqlite3.Error as error:
             raise _translated(error, self.path) from error
+        if busy:  # another program reads: the log cannot be written back now, but synced as it is
+            self._sync_log()
+
+    def _sync_log(self) -> None:
+        try:
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreFault(f"the log of {self.path} is not synced: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the connection; the object is of no use afterwards."""

@@ -94,15 +94,19 @@ class Snapshots:
             await self._give_up(draft.entry)
             raise
         if record.durable:
-            self._sync_record(record)
+            try:
+                self._table.sync()
+            except StoreFault:
+                await self._unmake(record)  # what is not as durable as was asked is not there
+                raise
         return record
 
-    def _sync_record(self, record: Snapshot) -> None:
-        try:
-            self._table.sync()
-        except StoreFault:
-            self.delete(record.id)  # what is not as durable as was asked is not there
-            raise
+    async def _unmake(self, record: Snapshot) -> None:
+        """Leave nothing of a snapshot that nobody has seen: a machine that was captured to end may go on when
+        the files that it shares with the capture are gone."""
+        self._table.delete(record.id, time.time())
+        await asyncio.to_thread(files.remove, self._root / record.id)
+        self._table.drop((record.id,))
 
     def _unsynced(self, record: Snapshot) -> list[Path]:
         """Files and directories of other snapshots that a durable one rests on and that were not synced

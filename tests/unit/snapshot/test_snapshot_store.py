@@ -232,6 +232,29 @@ async def test_a_durable_snapshot_syncs_the_ones_below(
     assert store.get(soft.id).durable
 
 
+async def test_nothing_is_left_of_a_snapshot_that_is_not_as_durable_as_was_asked(
+    store: Snapshots, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was captured to end shares its files with the capture, and must go on."""
+
+    def refuse(_: Database) -> None:
+        raise StoreFull("no space for the log")
+
+    draft = store.begin("i1")
+    fill(draft, flat=True)
+    shared = draft.path / "disk"
+    os.link(shared, home / "of the machine")
+    monkeypatch.setattr(Database, "sync", refuse)
+    with pytest.raises(StoreFull):
+        await store.publish(draft, record_of(draft, names=("kept:default",)), durable=True)
+    await store.abandon(draft)
+    assert store.recorded(draft.id) is None
+    assert store.find("kept") is None
+    assert not draft.path.exists()
+    assert (home / "of the machine").stat().st_nlink == 1
+    assert (await store.collect()).files == ()
+
+
 async def test_damage_is_found_and_use_refused(store: Snapshots, home: Path) -> None:
     base = await add(store)
     child = await add(store, base, page=1)

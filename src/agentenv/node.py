@@ -51,6 +51,7 @@ KEEP_ALIVE_S = 640
 GRACE_S = 10
 BACKLOG = 1024
 SWEEP_S = 3600
+UPKEEP_AFTER_S = 5.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -136,7 +137,7 @@ class Node:
             templates,
             partial(guest.load, settings),
             snapshots=snapshots,
-            upkeep=Upkeep(snapshots, Limits.of(settings)),
+            upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)

@@ -37,12 +37,15 @@ class Upkeep:
 
     Args:
         limits: above which chains are folded.
+        rest_s: seconds that a snapshot is left alone at first. To start a program holds the node for some
+            20 ms, and whoever paused a sandbox waits for the answer; and many snapshots are gone by then.
     """
 
-    def __init__(self, snapshots: Snapshots, limits: Limits) -> None:
+    def __init__(self, snapshots: Snapshots, limits: Limits, *, rest_s: float = 0.0) -> None:
+        self._rest_s = rest_s
         self._snapshots = snapshots
         self._limits = limits
-        self._due: dict[str, None] = {}  # ids, in the order that they were asked for
+        self._due: dict[str, float] = {}  # ids and when, on the loop's clock, as they were asked for
         self._task: asyncio.Task[None] | None = None
         self._one = asyncio.Lock()
         self._open = False
@@ -73,7 +76,7 @@ class Upkeep:
         """See by and by what is to be done for a snapshot: it is new, or was started from."""
         if not self._open:
             return
-        self._due[snapshot_id] = None
+        self._due.setdefault(snapshot_id, asyncio.get_running_loop().time() + self._rest_s)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work(), name="upkeep of snapshots")
 
@@ -84,7 +87,8 @@ class Upkeep:
 
     async def _work(self) -> None:
         while self._due:
-            snapshot_id = next(iter(self._due))
+            snapshot_id, due = next(iter(self._due.items()))
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
             del self._due[snapshot_id]
             try:
                 await self._tend(snapshot_id)

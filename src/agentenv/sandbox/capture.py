@@ -1,17 +1,24 @@
-"""From a running machine to a snapshot on record."""
+"""From a running machine to a snapshot on record, and back to running where that failed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
+from agentenv.errors import AenvError, HostFault
+from agentenv.sandbox.agent import cause
+from agentenv.sandbox.core import Core
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
+from agentenv.sandbox.transitions import Outcome, settle
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.machine import Contents
 from agentenv.snapshot.records import Descent, Kind, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.stored import map_of
+
+log = logging.getLogger(__name__)
 
 
 async def capture(
@@ -38,6 +45,39 @@ async def capture(
         for file in (captured.device_state, captured.memory, map_of(captured.memory)):
             file.unlink(missing_ok=True)
     return contents
+
+
+async def run_on(live: Live) -> None:
+    """Let a stopped machine go on.
+
+    Raises:
+        HostFault: it is gone.
+    """
+    machine = live.machine
+    if machine is None or machine.exited:
+        detail = (await machine.wait()).detail if machine is not None else "it is gone"
+        raise HostFault(f"its machine ended: {detail}")
+    await machine.run()
+
+
+async def undo(
+    core: Core, live: Live, draft: Draft, error: BaseException, *, stopped: bool, done: str
+) -> bool:
+    """Give a capture that failed up and let the sandbox run on, really; where that cannot be, it has failed,
+    and the answer is False. `done` says what it was to be, as "paused"."""
+    try:
+        await core.snapshots.abandon(draft)
+        if stopped:
+            await run_on(live)
+    except BaseException as second:
+        await core.lose(live, f"it could not be {done}: {cause(error)}; nor go on: {cause(second)}")
+        if isinstance(second, AenvError):
+            return False  # the caller hears what went wrong first
+        raise
+    core.commit_anyway(live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None))
+    core.collect_soon()
+    log.warning("sandbox %s could not be %s and runs on: %s", live.record.id, done, cause(error))
+    return True
 
 
 def parent_of(record: Sandbox, snapshots: Snapshots) -> Snapshot | None:

@@ -6,13 +6,11 @@ import logging
 from contextlib import nullcontext
 from dataclasses import replace
 
-from agentenv.errors import AenvError, InvalidRequest
-from agentenv.sandbox.agent import cause
-from agentenv.sandbox.capture import capture, parent_of, snapshot_of
+from agentenv.errors import InvalidRequest
+from agentenv.sandbox.capture import capture, parent_of, run_on, snapshot_of, undo
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.freezing import at_rest, write_again
 from agentenv.sandbox.live import Live
-from agentenv.sandbox.pausing import run_on
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.transitions import Enter, Operation, Outcome, settle
 from agentenv.snapshot.draft import Draft
@@ -84,7 +82,7 @@ class Checkpointing:
             with phases("publish"):
                 made = await snapshots.publish(draft, record, durable=durable)
         except BaseException as error:
-            await self.undo(live, draft, error, stopped)
+            await undo(core, live, draft, error, stopped=stopped, done="captured")
             raise
         state = settle(Outcome.DONE, live.record.state)
         before = live.record.snapshot
@@ -96,24 +94,6 @@ class Checkpointing:
         core.finish(phases)
         log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
         return made, phases
-
-    async def undo(self, live: Live, draft: Draft, error: BaseException, stopped: bool) -> None:
-        """Let the sandbox run on, really; where that cannot be, it has failed."""
-        core = self._core
-        try:
-            await core.snapshots.abandon(draft)
-            if stopped:
-                await run_on(live)
-        except BaseException as second:
-            await core.lose(live, f"it could not be captured: {cause(error)}; nor go on: {cause(second)}")
-            if isinstance(second, AenvError):
-                return  # the caller hears what went wrong first
-            raise
-        core.commit_anyway(
-            live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
-        )
-        core.collect_soon()
-        log.warning("sandbox %s could not be captured and runs on: %s", live.record.id, cause(error))
 
     async def _of_paused(
         self, live: Live, kind: Kind, names: tuple[str, ...], memory: bool, durable: bool

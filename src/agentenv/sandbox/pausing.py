@@ -7,9 +7,9 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from agentenv.errors import AenvError, GuestFault, HostFault, NotFound
+from agentenv.errors import AenvError, GuestFault, NotFound
 from agentenv.sandbox.agent import cause
-from agentenv.sandbox.capture import capture, snapshot_of
+from agentenv.sandbox.capture import capture, snapshot_of, undo
 from agentenv.sandbox.core import RETRY_S, Core, outcome
 from agentenv.sandbox.freezing import at_rest
 from agentenv.sandbox.live import Live
@@ -177,37 +177,13 @@ class Pausing:
         live.begin(self._tidy(live), "tidy")
 
     async def _undo(self, live: Live, draft: Draft, error: BaseException) -> None:
-        """Let the sandbox run on, really; where that cannot be, it has failed."""
+        """Let the sandbox run on, and try again later if its time is up by then."""
         core = self._core
-        try:
-            await core.snapshots.abandon(draft)
-            await run_on(live)
-        except BaseException as second:
-            await core.lose(live, f"it could not be paused: {cause(error)}; nor go on: {cause(second)}")
-            if isinstance(second, AenvError):
-                return  # the caller hears what went wrong first
-            raise
-        core.commit_anyway(
-            live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None)
-        )
+        if not await undo(core, live, draft, error, stopped=True, done="paused"):
+            return
         pause_s = min(RETRY_S * 2**live.failed_pauses, RETRY_MOST_S)
         live.failed_pauses += 1
         core.expiry.set(live.record.id, max(live.record.end_at, core.clock.now() + pause_s))
-        core.collect_soon()
-        log.warning("sandbox %s could not be paused and runs on: %s", live.record.id, cause(error))
-
-
-async def run_on(live: Live) -> None:
-    """Let a stopped machine go on.
-
-    Raises:
-        HostFault: it is gone.
-    """
-    machine = live.machine
-    if machine is None or machine.exited:
-        detail = (await machine.wait()).detail if machine is not None else "it is gone"
-        raise HostFault(f"its machine ended: {detail}")
-    await machine.run()
 
 
 def set_paused_end(core: Core, live: Live) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from agentenv.sandbox.agent import Identity
-from agentenv.sandbox.capture import capture, snapshot_of
+from agentenv.sandbox.capture import capture, snapshot_of, undo
 from agentenv.sandbox.checkpointing import Checkpointing
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.live import Live
@@ -62,7 +62,7 @@ class Refreshing:
             made = await self._capture(live, draft, phases)
         except BaseException as error:
             core.discard(draft.id)
-            await self._checkpointing.undo(live, draft, error, True)
+            await undo(core, live, draft, error, stopped=True, done="captured")
             raise
         core.unwatch(live)
         try:

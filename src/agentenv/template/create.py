@@ -21,6 +21,7 @@ from agentenv.image.build import BuiltImage, build_rootfs
 from agentenv.image.cache import CachedImage, Credentials, Images
 from agentenv.image.cache import reap as reap_images
 from agentenv.image.entries import GROWN_MIB_MAX, sync_directory
+from agentenv.image.holds import is_alive
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.proc import start_time
@@ -244,11 +245,7 @@ def reap(ledger: Ledger, database: Database) -> list[str]:
         )
     }
     for entry in ledger.entries(kind=KIND):
-        alive = (
-            entry.boot_id == ledger.boot_id
-            and start_time(entry.detail["pid"], zombie=False) == entry.detail["started"]
-        )
-        if alive:
+        if is_alive(ledger, entry):
             continue
         _remove_workspaces(entry)
         if (rootfs := Path(entry.detail["rootfs"])) not in known:

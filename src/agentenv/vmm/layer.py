@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from agentenv.errors import StoreCorrupt
 from agentenv.vmm.stored import map_of, unreadable
-from agentenv.vmm.transfer import PAGE, Pages
+from agentenv.vmm.transfer import PAGE, Pages, pages_of
 
 VERSION = 1
 
@@ -68,7 +68,7 @@ def decode_map(data: bytes) -> tuple[Pages, int]:
     runs = np.frombuffer(payload, "<u4").reshape(-1, 2).astype(np.int64)
     if not _consistent(runs, held, total):
         raise ValueError("its runs contradict each other or its header")
-    return _pages_of(runs).astype(np.uint32), total
+    return pages_of(runs[:, 0], runs[:, 1]), total
 
 
 def _runs_of(pages: Pages) -> npt.NDArray[np.int64]:
@@ -87,12 +87,6 @@ def _consistent(runs: npt.NDArray[np.int64], held: int, total: int) -> bool:
         and (firsts[1:] >= ends[:-1]).all()
         and (not len(runs) or ends[-1] <= total)
     )
-
-
-def _pages_of(runs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    firsts, counts = runs[:, 0], runs[:, 1]
-    before = np.cumsum(counts) - counts
-    return np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
 
 
 class Source:

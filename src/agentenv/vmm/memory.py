@@ -304,19 +304,20 @@ def _write_delta(into: Path, total: int, pages: Pages, pick: Pick) -> int:
     Each lane takes every so many-th batch, and a batch goes to where the file ends by then: lanes that wait
     for each other would cost more than they save."""
     held: list[Pages] = []
-    turn = threading.Lock()
+    end, turn = 0, threading.Lock()
     batches = list(_batches(pages))
     with new_files() as make:
         memory = make(into)
 
         def lane(batches: Sequence[Pages]) -> None:
+            nonlocal end
             buffers = Buffers()
             for batch in batches:
                 picked = pick(batch, buffers)
                 if picked is None:
                     continue
                 with turn:
-                    at = sum(map(len, held)) * PAGE
+                    at, end = end, end + len(picked[0]) * PAGE
                     held.append(picked[0])
                 _write_whole(memory, picked[1].cast("B"), at)
 

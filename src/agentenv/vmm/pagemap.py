@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentenv.errors import HostFault
-from agentenv.vmm.transfer import PAGE, Addresses, Pages
+from agentenv.vmm.transfer import PAGE, Addresses, Pages, pages_of
 
 Bytes = npt.NDArray[np.uint8]
 Booleans = npt.NDArray[np.bool_]
@@ -198,9 +198,7 @@ def _ask(descriptor: int, start: int, end: int, regions: npt.NDArray[np.uint64],
 
 def _pages_in(regions: npt.NDArray[np.uint64], segment: Segment) -> Pages:
     bounds = (regions[:, :2].astype(np.int64) - segment.address) // PAGE + segment.first
-    counts = bounds[:, 1] - bounds[:, 0]
-    before = np.cumsum(counts) - counts
-    return (np.repeat(bounds[:, 0] - before, counts) + np.arange(int(counts.sum()))).astype(np.uint32)
+    return pages_of(bounds[:, 0], bounds[:, 1] - bounds[:, 0])
 
 
 def _read(descriptor: int, segment: Segment, soft_dirty: bool) -> list[Pages]:

@@ -45,6 +45,12 @@ def runs(*columns: Addresses) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp
     return starts, np.diff(np.append(starts, len(columns[0])))
 
 
+def pages_of(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Pages:
+    """The pages of runs, each given by its first page and how many it has."""
+    before = np.cumsum(counts) - counts
+    return (np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))).astype(np.uint32)
+
+
 def gather(pid: int, source: Addresses, target: int) -> None:
     """Copy pages of a process to our address `target`, one after the other.
 

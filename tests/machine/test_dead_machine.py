@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import pytest
 from e2b import Sandbox
 
+from support.marked import delete_checkpoints, mark, marks, post, shown
 from support.running import RunningNode
 from support.wholeness import require_whole
 
@@ -33,27 +33,11 @@ def node(node_factory: Callable[..., RunningNode], directory: Path) -> RunningNo
 @pytest.fixture
 def sandbox(node: RunningNode, host_audit: None) -> Iterator[Sandbox]:
     made = node.sandbox("base")
-    made.commands.run("echo mark | tee /dev/shm/mark > /home/user/mark")
+    mark(made)
     yield made
     made.kill()
-    with node.client() as client:
-        for each in client.get("/snapshots").json():
-            assert client.delete(f"/templates/{each['snapshotID']}").status_code == 204
+    delete_checkpoints(node)
     require_whole(node)
-
-
-def post(node: RunningNode, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    with node.client() as client:
-        return client.post(path, json=body)
-
-
-def shown(node: RunningNode, sandbox: Sandbox) -> dict[str, Any]:
-    with node.client() as client:
-        return dict(client.get(f"/sandboxes/{sandbox.sandbox_id}").json())
-
-
-def marks(sandbox: Sandbox) -> list[str]:
-    return list(sandbox.commands.run("cat /dev/shm/mark /home/user/mark").stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from e2b import Sandbox
 
+from support.marked import mark, marks, post, shown
 from support.running import RunningNode
 from support.wholeness import require_whole, resources
 
@@ -29,7 +28,7 @@ def node(node_factory: Callable[..., RunningNode]) -> RunningNode:
 def asleep(node: RunningNode) -> Iterator[Sandbox]:
     """A paused sandbox that all tests of this module share."""
     made = node.sandbox("base")
-    made.commands.run("echo mark | tee /dev/shm/mark > /home/user/mark")
+    mark(made)
     made.pause()
     yield made
     made.kill()
@@ -40,20 +39,6 @@ def asleep(node: RunningNode) -> Iterator[Sandbox]:
 def paused(asleep: Sandbox) -> Sandbox:
     asleep.pause()
     return asleep
-
-
-def post(node: RunningNode, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-    with node.client() as client:
-        return client.post(path, json=body)
-
-
-def shown(node: RunningNode, sandbox: Sandbox) -> dict[str, Any]:
-    with node.client() as client:
-        return dict(client.get(f"/sandboxes/{sandbox.sandbox_id}").json())
-
-
-def marks(sandbox: Sandbox) -> list[str]:
-    return list(sandbox.commands.run("cat /dev/shm/mark /home/user/mark").stdout.split())
 
 
 def shorter(file: Path) -> None:

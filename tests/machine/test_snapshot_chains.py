@@ -9,6 +9,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from support.marked import delete_checkpoints
 from support.running import RunningNode
 from support.wholeness import require_whole
 
@@ -31,9 +32,7 @@ def sandbox(node: RunningNode, host_audit: None) -> Iterator[Sandbox]:
     made = node.sandbox("base")
     yield made
     made.kill()
-    with node.client() as client:
-        for each in client.get("/snapshots").json():
-            assert client.delete(f"/templates/{each['snapshotID']}").status_code == 204
+    delete_checkpoints(node)
     require_whole(node)
 
 

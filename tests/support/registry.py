@@ -16,7 +16,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -309,3 +310,17 @@ def credential_helper(directory: Path, name: str, script: str) -> None:
     path = directory / f"docker-credential-{name}"
     path.write_text(f"#!/bin/sh\n{script}\n")
     os.chmod(path, 0o755)
+
+
+@contextmanager
+def fronts(registry: Registry) -> Iterator[Callable[..., Front]]:
+    """Starts servers before a registry, all of which are closed at the end."""
+    made: list[Front] = []
+
+    def start(*rules: Rule) -> Front:
+        made.append(Front(registry, *rules))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()

@@ -7,7 +7,8 @@ are tested elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,13 @@ async def quiet(turns: int = 20) -> None:
     """Let everything that can go on now do so."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def prepared(home: Path, **settings: Any) -> AsyncIterator[MemoryNode]:
+    """A node that serves, whose template has its first snapshot; stopped at the end."""
+    node = MemoryNode(home, **settings)
+    await node.service.start()
+    await node.prepare()
+    yield node
+    await node.service.stop()

@@ -24,7 +24,7 @@ from agentenv.image.eviction import GRACE_S, Kept, plan
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from support.archives import Layout, digest_of, file, gzipped, plain, tarball, zstandard
-from support.registry import PASSWORD, USER, Answer, Asked, Front, Registry, Rule, Spoil, Tokens, basic
+from support.registry import PASSWORD, USER, Answer, Asked, Front, Registry, Spoil, Tokens, basic, fronts
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root filesystems are built as root")
 
@@ -49,15 +49,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture
 def front(registry: Registry) -> Iterator[Callable[..., Front]]:
-    made: list[Front] = []
-
-    def start(*rules: Rule) -> Front:
-        made.append(Front(registry, *rules))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
+    with fronts(registry) as start:
+        yield start
 
 
 class Home:

@@ -29,12 +29,12 @@ from support.registry import (
     Asked,
     Front,
     Registry,
-    Rule,
     Spoil,
     Tokens,
     basic,
     credential_helper,
     docker_config,
+    fronts,
 )
 
 LAYER = tarball(file("data", os.urandom(700_000)))
@@ -68,15 +68,8 @@ def pushed(registry: Registry, closed: Registry, tmp_path_factory: pytest.TempPa
 @pytest.fixture
 def front(registry: Registry, pushed: dict[str, Any]) -> Iterator[Callable[..., Front]]:
     """Starts servers before the registry."""
-    made: list[Front] = []
-
-    def start(*rules: Rule) -> Front:
-        made.append(Front(registry, *rules))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
+    with fronts(registry) as start:
+        yield start
 
 
 class Pull:

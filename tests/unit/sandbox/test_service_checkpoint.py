@@ -21,16 +21,13 @@ from agentenv.sandbox.forking import Child
 from agentenv.sandbox.records import Lifecycle, Network, Records, Sandbox
 from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, quiet, wanted
+from support.sandbox_parts import MemoryNode, prepared, quiet, wanted
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path, max_sandboxes=8)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
+    async with prepared(tmp_path, max_sandboxes=8) as node:
+        yield node
 
 
 @pytest.fixture

@@ -23,18 +23,15 @@ from agentenv.sandbox.records import Network
 from agentenv.sandbox.requests import Key, KeyReused, Stopping
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, quiet, template_of, wanted
+from support.sandbox_parts import MemoryNode, prepared, quiet, template_of, wanted
 
 PHASES = ["acquire", "restore", "run", "agent", "init"]
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path, max_sandboxes=4)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
+    async with prepared(tmp_path, max_sandboxes=4) as node:
+        yield node
 
 
 async def test_a_created_sandbox_runs_and_is_recorded(node: MemoryNode) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -20,15 +19,6 @@ from support.sandbox_parts import MemoryMachine, MemoryNode, quiet, wanted
 
 # As QEMU's event says it.
 NO_SPACE: dict[str, object] = {"action": "stop", "nospace": True, "reason": "No space left on device"}
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
 
 
 @pytest.fixture

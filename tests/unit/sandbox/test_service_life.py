@@ -14,17 +14,14 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.registry import file_signature
 from agentenv.sandbox.service import EXPIRIES_AT_ONCE, RETRY_S
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, quiet, wanted
+from support.sandbox_parts import MemoryNode, prepared, quiet, wanted
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path, max_sandboxes=100)
-    node.slots.capacity = 100
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
+    async with prepared(tmp_path, max_sandboxes=100) as node:
+        node.slots.capacity = 100
+        yield node
 
 
 @pytest.fixture

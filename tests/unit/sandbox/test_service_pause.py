@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
 from agentenv.vmm.machine import Incompatible
 from support.sandbox_parts import MemoryNode, quiet, wanted
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
 
 
 @pytest.fixture

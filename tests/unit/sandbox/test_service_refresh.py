@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -18,15 +16,6 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.relief import Relief, host_memory, sample_of
 from agentenv.sandbox.transitions import State
 from support.sandbox_parts import MemoryNode, quiet, wanted
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +12,6 @@ from agentenv.errors import StoreCorrupt
 from agentenv.sandbox.transitions import State
 from agentenv.snapshot.records import ROOT, Fold, Memory, Snapshot, StoredFile
 from support.sandbox_parts import MemoryNode, quiet, wanted
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
-    node = MemoryNode(tmp_path)
-    await node.service.start()
-    await node.prepare()
-    yield node
-    await node.service.stop()
 
 
 async def folded(node: MemoryNode, snapshot_id: str) -> tuple[Snapshot, Snapshot]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,25 +21,6 @@ from agentenv.vmm.transfer import PAGE
 from support.snapshots import PAGES, add, fill, names_below, record_of
 
 DOOMED = Path(__file__).parents[2] / "support" / "doomed_publish.py"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "base.ext4").write_bytes(b"rootfs!")
-    return tmp_path
-
-
-@pytest.fixture
-def database(home: Path) -> Iterator[Database]:
-    database = Database(home / "aenv.db")
-    yield database
-    database.close()
-
-
-@pytest.fixture
-def store(database: Database, home: Path) -> Snapshots:
-    return Snapshots(database, Ledger(database), home)
 
 
 def reopened(database: Database, home: Path) -> Snapshots:

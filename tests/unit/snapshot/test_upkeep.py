@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from agentenv.config import Settings
 from agentenv.errors import HostFault, StoreCorrupt, StoreFull
-from agentenv.records.database import Database
-from agentenv.records.ledger import Ledger
 from agentenv.snapshot import folding
 from agentenv.snapshot.chains import Limits, disk_fold, folded, memory_fold
 from agentenv.snapshot.records import Fold, Memory, MemoryDelta, Snapshot, StoredFile
@@ -28,25 +26,6 @@ from agentenv.vmm.transfer import PAGE
 from support.snapshots import PAGES, fill, names_below, read_disk, read_memory, record_of, write_disk
 
 LIMITS = Limits(layers=4, delta_bytes=100 * PAGE, starts=3)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "base.ext4").write_bytes(b"rootfs!")
-    return tmp_path
-
-
-@pytest.fixture
-def database(home: Path) -> Iterator[Database]:
-    database = Database(home / "aenv.db")
-    yield database
-    database.close()
-
-
-@pytest.fixture
-def store(database: Database, home: Path) -> Snapshots:
-    return Snapshots(database, Ledger(database), home)
 
 
 @pytest.fixture

@@ -77,10 +77,12 @@ def test_the_filesystem_rests_and_goes_on(node: RunningNode, sandbox: Sandbox, t
 def test_a_pause_right_after_finds_it_thawed(node: RunningNode, sandbox: Sandbox) -> None:
     """Memory that were captured with a frozen filesystem would wake with one."""
     with node.client() as client:
-        client.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={"memory": False})
-        client.post(f"/sandboxes/{sandbox.sandbox_id}/pause")
+        taken = client.post(f"/sandboxes/{sandbox.sandbox_id}/snapshots", json={"memory": False})
+        paused = client.post(f"/sandboxes/{sandbox.sandbox_id}/pause")
+        assert (taken.status_code, paused.status_code) == (201, 204)
     sandbox.connect(timeout=600)
     sandbox.commands.run("echo data > ~/file", timeout=5)
+    assert sandbox.files.read("/home/user/file") == "data\n"
 
 
 def test_one_whose_agent_hangs_is_paused_at_its_end(node: RunningNode, sandbox: Sandbox) -> None:

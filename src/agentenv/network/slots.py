@@ -13,7 +13,7 @@ import os
 import queue
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from typing import Any, TypeVar
@@ -21,11 +21,13 @@ from typing import Any, TypeVar
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
 from agentenv.network import namespace, nft
+from agentenv.network.applied import Asker
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
 from agentenv.network.opened import opened
+from agentenv.network.policy import Address, Policy
 from agentenv.network.slot import GUEST_MAC, Slot
 from agentenv.records.ledger import Entry, Ledger
 
@@ -106,6 +108,38 @@ class Slots:
         except AddressValueError:
             return None
         return None if entry is None else entry.owner
+
+    def policy_at(self, address: str) -> Policy | None:
+        """The policy in force at the slot with that address; None where there is no slot."""
+        asker = self.asker_at(address)
+        return None if asker is None else asker.policy
+
+    def asker_at(self, address: str) -> Asker | None:
+        """Who asks the resolver from that address, to be named when what was found is to be opened."""
+        try:
+            number = self.identity.slot_number(IPv4Address(address))
+        except AddressValueError:
+            return None
+        entry = self._entries.get(number)
+        return None if entry is None else Asker(entry.owner, number, _lease(entry), Policy(), 0)
+
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        """Have a policy in force at a slot, in the place of the one before, at once and as a whole. Flows
+        that it forbids are cut, those that it allows go on.
+
+        Raises:
+            HostFault: it could not be applied, or the slot was released; the one before is in force.
+        """
+        raise NotImplementedError
+
+    async def open(self, asker: Asker, name: str, found: Sequence[tuple[Address, float]]) -> bool:
+        """Open what a name resolved to, each address for its seconds, to new flows of who asked. Flows that
+        began in that time go on afterwards.
+
+        False, and nothing is opened, where the slot has gone or has another policy by now, or there is no
+        room for more: the answer is not to be given.
+        """
+        raise NotImplementedError
 
     async def start(self) -> None:
         """Take the node's index and set up its side of the host. Slots of before stay as they are.

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from agentenv.limits import NetworkLimits
 from agentenv.network.slot import Slot
 
 OWNER = "ahead"
@@ -24,6 +25,7 @@ class SlotSource(Protocol):
     async def acquire(self, owner: str) -> Slot: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def adopt(self, owner: str) -> Slot | None: ...
     async def reap(self, keep: set[str]) -> list[str]: ...
 
@@ -73,6 +75,10 @@ class SlotsAhead:
     def hand_over(self, slot: Slot, owner: str) -> None:
         """See Slots.hand_over."""
         self._source.hand_over(slot, owner)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """See Slots.limit."""
+        await self._source.limit(slot, limits)
 
     async def release(self, slot: Slot) -> None:
         """See Slots.release."""

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import namespace, nft
+from agentenv.limits import NetworkLimits
+from agentenv.network import namespace, nft, shaping
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
@@ -170,6 +171,19 @@ class Slots:
         if entry is None or _lease(entry) in self._removals:
             raise HostFault(f"the slot {slot.name} was released")
         self._entries[slot.index] = self._ledger.hand_over(entry, owner)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Have a slot's traffic no faster than that from now on, in the place of earlier limits. They go
+        with the slot.
+
+        Raises:
+            HostFault: the slot was released, or the kernel refused. HostIncapable: it cannot shape traffic.
+        """
+        entry = self._held(slot)
+        if entry is None or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {slot.name} was released")
+        path = self._wiring(entry).namespace
+        await asyncio.shield(self._begin(self._run(lambda _: shaping.apply(path, limits))))
 
     async def adopt(self, owner: str) -> Slot | None:
         """The slot that was recorded for `owner` by an earlier life of this node.

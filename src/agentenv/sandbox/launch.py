@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -131,14 +132,17 @@ class Launcher:
         spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
+        await self._limit_network(live)
         if saved:
             with phases("restore"):
                 live.machine = await self.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)
+                await self._limit_disk(live)
             with phases("run"):
                 await live.machine.run()
         else:
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
+                await self._limit_disk(live)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -166,6 +170,8 @@ class Launcher:
             self.slots.hand_over(pooled.slot, live.record.id)
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
+            await self._limit_network(live)
+            await self._limit_disk(live)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -177,6 +183,27 @@ class Launcher:
             return False
         finally:
             await pooled.agent.close()
+
+    async def limit(self, live: Live, limits: Limits) -> None:
+        """Put limits in force, whatever there was before.
+
+        Raises:
+            HostFault: they cannot be; some of them may be in force.
+        """
+        if live.slot is not None:
+            await self.slots.limit(live.slot, limits.network)
+        if live.machine is not None:
+            await live.machine.limit_disk(limits.disk)
+
+    async def _limit_network(self, live: Live) -> None:
+        """For a slot that is new, or still has the limits that it had."""
+        if live.slot is not None and live.record.limits.network:
+            await self.slots.limit(live.slot, live.record.limits.network)
+
+    async def _limit_disk(self, live: Live) -> None:
+        """For a machine that is new."""
+        if live.machine is not None and live.record.limits.disk:
+            await live.machine.limit_disk(live.record.limits.disk)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

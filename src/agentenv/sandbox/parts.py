@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from agentenv.limits import NetworkLimits
 from agentenv.network.slot import Slot
 from agentenv.snapshot.records import Start
 from agentenv.vmm.machine import GuestFiles
@@ -35,6 +36,13 @@ class Slots(Protocol):
 
         Raises:
             HostFault: it was released.
+        """
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Limit the traffic of a slot from now on; the limits go with it.
+
+        Raises:
+            HostFault: they cannot be set.
         """
 
     async def adopt(self, owner: str) -> Slot | None:

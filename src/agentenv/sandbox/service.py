@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -28,6 +29,7 @@ from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.ending import Ending
 from agentenv.sandbox.forking import Child, Forking, Results
 from agentenv.sandbox.launch import AgentClient, Launcher
+from agentenv.sandbox.limiting import Limiting
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Templates
@@ -128,6 +130,7 @@ class Sandboxes:
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._limiting = Limiting(self._core)
         self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
         self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
@@ -167,6 +170,7 @@ class Sandboxes:
                 set_paused_end(core, live)
             else:
                 core.expiry.set(live.record.id, live.record.end_at)
+        await self._limiting.enforce_all()
         drop_orphans(self.snapshots, [each.record for each in adopted])
         core.collect_soon()
         core.prune()
@@ -332,6 +336,15 @@ class Sandboxes:
             self._pausing.enter(live, memory=live.record.lifecycle.pause_memory, expired=True)
         else:
             self._ending.enter(live, "its time-to-live was set to 0", None)
+
+    async def set_limits(self, sandbox_id: str, limits: Limits) -> None:
+        """Have other limits on a sandbox's network and disk in force when this returns; on those of a paused
+        one when it is resumed.
+
+        Raises:
+            NotFound, Conflict: as for `kill`. HostFault: they cannot be; it has those of before.
+        """
+        await self._limiting.change(sandbox_id, limits)
 
     async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
         """Make a snapshot of a sandbox and end its machine; without `memory` only its disk is kept, and

@@ -18,6 +18,8 @@ from agentenv.proxy.plane import DataPlane
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+API_KEY = "e2b_0123456789"
+
 
 class Sandboxes:
     """A directory that tests fill by hand."""

@@ -23,6 +23,7 @@ from agentenv.proxy.api import ApiExchange
 from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.forward import request_to_api
+from agentenv.proxy.forwarded import Forwarded
 from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     END,
@@ -37,7 +38,7 @@ from agentenv.proxy.head import (
 )
 from agentenv.proxy.plane import DataPlane
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import Target
+from agentenv.proxy.routing import Forward, Target
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
 
@@ -288,8 +289,12 @@ class Front(asyncio.Protocol):
         exchange.request_data(data[:taken], body.done)
         return data[taken:]
 
-    def _begin_relay(self, head: RequestHead, target: Target, route: Route, has_body: bool) -> None:
-        relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
+    def _begin_relay(self, head: RequestHead, target: Target | Forward, route: Route, has_body: bool) -> None:
+        relay: Relay
+        if isinstance(target, Forward):
+            relay = Forwarded(self, self.plane, self._loop, route, target, head)
+        else:
+            relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
         self._exchange = relay
         relay.start()
 
@@ -340,6 +345,8 @@ class Front(asyncio.Protocol):
         """See `Client.tunnel`."""
         self._body = UntilClose()
         self._take_waiting()
+        if self._eof and self._exchange is not None and not self._exchange.request_eof():
+            self._close()
 
     def finish(self, keep: bool) -> None:
         """See `Client.finish`."""
@@ -450,12 +457,13 @@ class Front(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def front_protocol(directory: Directory, settings: Settings) -> type[Front]:
+def front_protocol(directory: Directory, settings: Settings, api_key: str = "") -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`, bound to a data plane of its own (`.plane`).
 
     Args:
         directory: the sandboxes.
         settings: the node's.
+        api_key: what forwarding a port takes; without one nobody may.
     """
-    plane = DataPlane(directory, settings)
+    plane = DataPlane(directory, settings, api_key)
     return type("BoundFront", (Front,), {"plane": plane})

@@ -12,7 +12,7 @@ from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
+from agentenv.proxy.routing import AGENT_PORT, Forward, Signed, Target, decide, is_internal
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
@@ -31,10 +31,12 @@ class DataPlane:
     Args:
         directory: the sandboxes.
         settings: the node's; the domain is used.
+        api_key: what forwarding a port takes; without one nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings) -> None:
+    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
         self.directory = directory
+        self._api_key = api_key.encode()
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
@@ -85,7 +87,7 @@ class DataPlane:
         """A client's connection is gone, or no longer the front's."""
         self._connections.discard(connection)
 
-    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | str | None:
+    def resolve(self, head: RequestHead) -> tuple[Target | Forward, Route] | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
         is that of a sandbox that would run if it were woken.
 
@@ -102,6 +104,8 @@ class DataPlane:
             if signer is None:
                 return answers.bad_signature()
             return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
+        if isinstance(where, Forward):
+            return self._forward(head, where)
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
@@ -113,6 +117,20 @@ class DataPlane:
                 return answers.stalled(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         return refusal(head, where, route) or (where, route)
+
+    def _forward(self, head: RequestHead, where: Forward) -> tuple[Forward, Route] | Payload | str:
+        """The same for a port to be forwarded: the API's key and statuses."""
+        if not self._api_key or not hmac.compare_digest(head.value(b"x-api-key"), self._api_key):
+            return answers.no_key()
+        route = self.directory.route(where.sandbox_id)
+        if route is not None:
+            return private(head, route) or (where, route)
+        asleep = self.directory.asleep(where.sandbox_id)
+        if asleep == "wakes":
+            return where.sandbox_id
+        if asleep == "stalled":
+            return answers.stalled(where.sandbox_id)
+        return answers.not_running(where.sandbox_id, paused=asleep == "paused")
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -130,6 +148,11 @@ def refusal(head: RequestHead, target: Target, route: Route) -> Payload | None:
     """
     if target.port == AGENT_PORT:
         return answers.internal_path() if is_internal(target.path.partition(b"?")[0]) else None
+    return private(head, route)
+
+
+def private(head: RequestHead, route: Route) -> Payload | None:
+    """Why a request may not go to a sandbox that is private; None when it may, or the sandbox is public."""
     if route.public:
         return None
     given = head.noted.get(TRAFFIC_TOKEN, b"")

@@ -156,7 +156,7 @@ class Relay:
         if dispatched:
             self._client.reset()
         else:
-            self._client.answer(self._head, answers.not_found(self.route.sandbox_id))
+            self._client.answer(self._head, self._gone())
 
     # The connection to the guest.
 
@@ -171,7 +171,10 @@ class Relay:
             return
         sandbox_id, port = self.route.sandbox_id, self._key.port
         current = self._relays.current(self.route)
-        self._fail(answers.port_closed(sandbox_id, port) if current else answers.not_found(sandbox_id))
+        self._fail(answers.port_closed(sandbox_id, port) if current else self._gone())
+
+    def _gone(self) -> Payload:
+        return answers.not_found(self.route.sandbox_id)
 
     def _attach(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -276,12 +279,15 @@ class Relay:
             self._send(answer_to_client(answer, raw, False))
         if not switching:
             return rest
-        self._tunnel = True
-        self._request_done = False
         if rest:
             self._client.write(rest)
-        self._client.tunnel()
+        self._begin_tunnel()
         return b""
+
+    def _begin_tunnel(self) -> None:
+        self._tunnel = True
+        self._request_done = False
+        self._client.tunnel()
 
     def _pass_body(self, data: bytes, before: bytes) -> None:
         """Send on what of the data belongs to the body, in one write with `before`; the rest is dropped."""

@@ -110,7 +110,7 @@ async def test_those_of_a_paused_one_are_in_force_when_it_is_resumed(
 
 @pytest.mark.parametrize("step", ["limit network", "limit disk"])
 async def test_a_change_that_fails_leaves_those_of_before(
-    node: MemoryNode, sandbox: Sandbox, step: str
+    node: MemoryNode, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     class Once(HostFault):
         pass
@@ -126,7 +126,7 @@ async def test_a_change_that_fails_leaves_those_of_before(
                 raise Once("the kernel said no")
         await at(name)
 
-    node.steps.at = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(node.steps, "at", failing)
     with pytest.raises(Once):
         await node.service.set_limits(sandbox.id, OTHER)
     assert node.service.get(sandbox.id).limits == in_force(node, sandbox.id) == LIMITS

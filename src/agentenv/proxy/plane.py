@@ -103,6 +103,8 @@ class DataPlane:
             )
             if signer is None:
                 return answers.bad_signature()
+            if isinstance(signer, str):
+                return signer
             return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
         if isinstance(where, Forward):
             return self._forward(head, where)

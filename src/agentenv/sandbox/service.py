@@ -259,7 +259,7 @@ class Sandboxes:
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         return self._all.by_signature(path, operation, username, signature, expiration)
 

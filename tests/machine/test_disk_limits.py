@@ -78,6 +78,9 @@ async def test_a_disk_is_limited_and_a_snapshot_of_it_is_not(
     try:
         await shown(machine, READY)
         assert set((await in_force(machine)).values()) == {(0, 0)}
+        machine.console.send(
+            f"echo {REQUEST // KIB} >/sys/block/${{root##*/}}/queue/max_sectors_kb\n".encode()
+        )
         await machine.limit_disk(DiskLimits(RATE, burst_bytes=RATE))
         assert set((await in_force(machine)).values()) == {(RATE, 0)}
         # By the bucket's own arithmetic: a second's worth goes at once, and a last request is let in.

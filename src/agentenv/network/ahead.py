@@ -23,9 +23,9 @@ class SlotSource(Protocol):
     @property
     def free(self) -> int: ...
     async def acquire(self, owner: str) -> Slot: ...
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
-    async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def adopt(self, owner: str) -> Slot | None: ...
     async def reap(self, keep: set[str]) -> list[str]: ...
 
@@ -72,13 +72,13 @@ class SlotsAhead:
         """The same for one who can wait: spare slots are left to others, and it does not count as demand."""
         return await self._source.acquire(owner)
 
-    def hand_over(self, slot: Slot, owner: str) -> None:
-        """See Slots.hand_over."""
-        self._source.hand_over(slot, owner)
-
     async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
         """See Slots.limit."""
         await self._source.limit(slot, limits)
+
+    def hand_over(self, slot: Slot, owner: str) -> None:
+        """See Slots.hand_over."""
+        self._source.hand_over(slot, owner)
 
     async def release(self, slot: Slot) -> None:
         """See Slots.release."""

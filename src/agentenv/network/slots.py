@@ -165,13 +165,6 @@ class Slots:
         if entry is not None:
             await self._remove(entry)
 
-    def hand_over(self, slot: Slot, owner: str) -> None:
-        """Give a slot made ahead to the machine that will use it."""
-        entry = self._held(slot)
-        if entry is None or _lease(entry) in self._removals:
-            raise HostFault(f"the slot {slot.name} was released")
-        self._entries[slot.index] = self._ledger.hand_over(entry, owner)
-
     async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
         """Have a slot's traffic no faster than that from now on, in the place of earlier limits. They go
         with the slot.
@@ -184,6 +177,13 @@ class Slots:
             raise HostFault(f"the slot {slot.name} was released")
         path = self._wiring(entry).namespace
         await asyncio.shield(self._begin(self._run(lambda _: shaping.apply(path, limits))))
+
+    def hand_over(self, slot: Slot, owner: str) -> None:
+        """Give a slot made ahead to the machine that will use it."""
+        entry = self._held(slot)
+        if entry is None or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {slot.name} was released")
+        self._entries[slot.index] = self._ledger.hand_over(entry, owner)
 
     async def adopt(self, owner: str) -> Slot | None:
         """The slot that was recorded for `owner` by an earlier life of this node.

@@ -6,15 +6,10 @@ the writer down. Nothing that speaks HTTP is behind it, so its connection is alw
 
 from __future__ import annotations
 
-import asyncio
-
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
-from agentenv.proxy.directory import Route
-from agentenv.proxy.exchange import Client
-from agentenv.proxy.head import RequestHead
-from agentenv.proxy.relay import Relay, Relays
-from agentenv.proxy.routing import FORWARD_PROTOCOL, Forward, Target
+from agentenv.proxy.relay import Relay
+from agentenv.proxy.routing import FORWARD_PROTOCOL
 from agentenv.proxy.upstream import Upstream
 
 _SWITCHING = (
@@ -25,18 +20,6 @@ _SWITCHING = (
 class Forwarded(Relay):
     """See the module. Like the tunnel that a guest's own 101 makes of a relay, but for its beginning."""
 
-    def __init__(
-        self,
-        client: Client,
-        relays: Relays,
-        loop: asyncio.AbstractEventLoop,
-        route: Route,
-        where: Forward,
-        head: RequestHead,
-    ) -> None:
-        super().__init__(client, relays, loop, route, Target(*where, b"/", False), head, False)
-        self._replayable = False
-
     def start(self) -> None:
         """Connect to the port; nothing is sent to it but what the client sends."""
         self._relays.enter(self)
@@ -45,8 +28,6 @@ class Forwarded(Relay):
     def _gone(self) -> Payload:
         return answers.not_running(self.route.sandbox_id, paused=False)
 
-    def _attach(self, upstream: Upstream) -> None:
-        self._request = b""
-        super()._attach(upstream)
+    def _open(self, upstream: Upstream) -> None:
         self._send(_SWITCHING)
         self._begin_tunnel()

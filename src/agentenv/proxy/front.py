@@ -38,7 +38,7 @@ from agentenv.proxy.head import (
 )
 from agentenv.proxy.plane import DataPlane
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import Forward, Target
+from agentenv.proxy.routing import Target
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
 
@@ -289,12 +289,9 @@ class Front(asyncio.Protocol):
         exchange.request_data(data[:taken], body.done)
         return data[taken:]
 
-    def _begin_relay(self, head: RequestHead, target: Target | Forward, route: Route, has_body: bool) -> None:
-        relay: Relay
-        if isinstance(target, Forward):
-            relay = Forwarded(self, self.plane, self._loop, route, target, head)
-        else:
-            relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
+    def _begin_relay(self, head: RequestHead, target: Target, route: Route, has_body: bool) -> None:
+        kind = Forwarded if target.raw else Relay
+        relay = kind(self, self.plane, self._loop, route, target, head, has_body)
         self._exchange = relay
         relay.start()
 

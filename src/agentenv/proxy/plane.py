@@ -12,7 +12,7 @@ from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import AGENT_PORT, Forward, Signed, Target, decide, is_internal
+from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
@@ -87,7 +87,7 @@ class DataPlane:
         """A client's connection is gone, or no longer the front's."""
         self._connections.discard(connection)
 
-    def resolve(self, head: RequestHead) -> tuple[Target | Forward, Route] | Payload | str | None:
+    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
         is that of a sandbox that would run if it were woken.
 
@@ -106,33 +106,24 @@ class DataPlane:
             if isinstance(signer, str):
                 return signer
             return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
-        if isinstance(where, Forward):
-            return self._forward(head, where)
+        if where.raw and not self._has_key(head):
+            return answers.no_key()
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
             if asleep == "wakes":
                 return where.sandbox_id
-            if asleep == "paused" and not where.e2b:
-                return answers.paused(where.sandbox_id)
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
+            if where.raw:
+                return answers.not_running(where.sandbox_id, paused=asleep == "paused")
+            if asleep == "paused" and not where.e2b:
+                return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         return refusal(head, where, route) or (where, route)
 
-    def _forward(self, head: RequestHead, where: Forward) -> tuple[Forward, Route] | Payload | str:
-        """The same for a port to be forwarded: the API's key and statuses."""
-        if not self._api_key or not hmac.compare_digest(head.value(b"x-api-key"), self._api_key):
-            return answers.no_key()
-        route = self.directory.route(where.sandbox_id)
-        if route is not None:
-            return private(head, route) or (where, route)
-        asleep = self.directory.asleep(where.sandbox_id)
-        if asleep == "wakes":
-            return where.sandbox_id
-        if asleep == "stalled":
-            return answers.stalled(where.sandbox_id)
-        return answers.not_running(where.sandbox_id, paused=asleep == "paused")
+    def _has_key(self, head: RequestHead) -> bool:
+        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -150,11 +141,6 @@ def refusal(head: RequestHead, target: Target, route: Route) -> Payload | None:
     """
     if target.port == AGENT_PORT:
         return answers.internal_path() if is_internal(target.path.partition(b"?")[0]) else None
-    return private(head, route)
-
-
-def private(head: RequestHead, route: Route) -> Payload | None:
-    """Why a request may not go to a sandbox that is private; None when it may, or the sandbox is public."""
     if route.public:
         return None
     given = head.noted.get(TRAFFIC_TOKEN, b"")

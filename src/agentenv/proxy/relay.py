@@ -179,13 +179,17 @@ class Relay:
     def _attach(self, upstream: Upstream) -> None:
         self._upstream = upstream
         upstream.user = self
-        upstream.transport.write(self._request)
+        self._open(upstream)
         if self._held is not None:
             upstream.transport.writelines(self._held)
             self._held = None
             self._client.hold_body(False)
         if self._client.full:
             upstream.transport.pause_reading()
+
+    def _open(self, upstream: Upstream) -> None:
+        """Say to a new connection what it is for."""
+        upstream.transport.write(self._request)
 
     def upstream_full(self, full: bool) -> None:
         """See `User.upstream_full`."""

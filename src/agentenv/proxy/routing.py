@@ -1,8 +1,8 @@
 """Which sandbox and port a request is for: a pure function of its head and the node's domain.
 
 Order: the host `{port}-{sandbox}.{domain}`; else a pair of headers, at any other host; else a file
-URL with a signature and no sandbox; else a wish to be connected to a port (`Forward`); else the request
-is the API's.
+URL with a signature and no sandbox; else the wish to be connected to a port; else the request is the
+API's.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ class Target(NamedTuple):
     """A port of a sandbox, and the path to ask for there.
 
     `e2b` is false when AgentENV's own headers named the sandbox: its clients expect other statuses
-    for a sandbox that is paused.
+    for a sandbox that is paused. `raw` is the wish that the connection becomes one to the port, byte for
+    byte; there is no path then.
     """
 
     sandbox_id: str
     port: int
     path: bytes
     e2b: bool
+    raw: bool = False
 
 
 class Signed(NamedTuple):
@@ -57,14 +59,7 @@ class Signed(NamedTuple):
     target: bytes
 
 
-class Forward(NamedTuple):
-    """A connection that is to become one to a port of a sandbox, byte for byte."""
-
-    sandbox_id: str
-    port: int
-
-
-def decide(head: RequestHead, domain: str) -> Target | Signed | Forward | None:
+def decide(head: RequestHead, domain: str) -> Target | Signed | None:
     """Where a request goes; None is the API.
 
     Args:
@@ -164,7 +159,7 @@ def _from_signature(head: RequestHead) -> Signed | None:
     )
 
 
-def _to_forward(head: RequestHead) -> Forward | None:
+def _to_forward(head: RequestHead) -> Target | None:
     """`GET /sandboxes/{id}/forward?port=N` with `Upgrade: tcp`."""
     path, _, query = head.path.partition(b"?")
     match = _FORWARD.fullmatch(path)
@@ -175,7 +170,7 @@ def _to_forward(head: RequestHead) -> Forward | None:
         raise InvalidRequest("a port is forwarded by GET", remedy="send Connection: Upgrade and Upgrade: tcp")
     if port == AGENT_PORT:
         raise InvalidRequest(f"port {AGENT_PORT} is the agent's: it is reached by HTTP alone")
-    return Forward(match[1].decode(), port)
+    return Target(match[1].decode(), port, b"", False, raw=True)
 
 
 def is_internal(path: bytes) -> bool:

@@ -27,6 +27,13 @@ class Slots(Protocol):
     async def release(self, slot: Slot) -> None:
         """Take a slot back. Nothing of its owner's is reachable through it afterwards."""
 
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Limit the traffic of a slot from now on; the limits go with it.
+
+        Raises:
+            HostFault: they cannot be set.
+        """
+
     @property
     def free(self) -> int:
         """How many more can be acquired."""
@@ -36,13 +43,6 @@ class Slots(Protocol):
 
         Raises:
             HostFault: it was released.
-        """
-
-    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
-        """Limit the traffic of a slot from now on; the limits go with it.
-
-        Raises:
-            HostFault: they cannot be set.
         """
 
     async def adopt(self, owner: str) -> Slot | None:

@@ -226,9 +226,9 @@ class MemorySlots:
 
     def __init__(self, steps: Steps, capacity: int = 8) -> None:
         self._steps = steps
+        self.limits: dict[int, NetworkLimits] = {}
         self.capacity = capacity
         self.taken: dict[int, tuple[str, Slot]] = {}
-        self.limits: dict[int, NetworkLimits] = {}
 
     async def acquire(self, owner: str) -> Slot:
         if len(self.taken) >= self.capacity:

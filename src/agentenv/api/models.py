@@ -29,23 +29,6 @@ class Asked(BaseModel):
         return data
 
 
-class AutoResume(Asked):
-    enabled: bool = False
-
-
-class NetworkConfig(Asked):
-    """What traffic a sandbox may send and receive."""
-
-    allowOut: list[str] | None = None
-    denyOut: list[str] | None = None
-    dnsServers: list[str] | None = None
-    egressProxy: dict[str, Any] | None = None
-    allowPublicTraffic: bool | None = None
-    maskRequestHost: str | None = None
-    httpsPorts: list[int] | None = None
-    rules: dict[str, Any] | None = None
-
-
 class NetworkLimitsBody(Asked):
     """Bytes per second, and of a burst either way; 0 is no limit, what is missing the node's default."""
 
@@ -74,6 +57,23 @@ class LimitsBody(Asked):
 
     network: NetworkLimitsBody | None = None
     disk: DiskLimitsBody | None = None
+
+
+class AutoResume(Asked):
+    enabled: bool = False
+
+
+class NetworkConfig(Asked):
+    """What traffic a sandbox may send and receive."""
+
+    allowOut: list[str] | None = None
+    denyOut: list[str] | None = None
+    dnsServers: list[str] | None = None
+    egressProxy: dict[str, Any] | None = None
+    allowPublicTraffic: bool | None = None
+    maskRequestHost: str | None = None
+    httpsPorts: list[int] | None = None
+    rules: dict[str, Any] | None = None
 
 
 class CreateBody(Asked):

@@ -136,17 +136,17 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         phases = await service.kill(sandbox_id)
         return Response(status_code=204, headers=answers.timing(phases))
 
+    @router.put("/sandboxes/{sandbox_id}/limits", status_code=204)
+    async def set_limits(sandbox_id: str, body: LimitsBody) -> Response:
+        """Have these limits in the place of all of before; what is missing is the node's default."""
+        await service.set_limits(sandbox_id, requests.limits(body, settings))
+        return Response(status_code=204)
+
     @router.post("/sandboxes/{sandbox_id}/timeout", status_code=204)
     async def set_timeout(sandbox_id: str, body: TimeoutBody) -> Response:
         """Let a sandbox live `timeout` seconds from now; 0 or less ends it now."""
         timeout_s = requests.bounded_timeout(max(0, body.timeout), settings.timeout_max_s)
         await service.set_timeout(sandbox_id, timeout_s)
-        return Response(status_code=204)
-
-    @router.put("/sandboxes/{sandbox_id}/limits", status_code=204)
-    async def set_limits(sandbox_id: str, body: LimitsBody) -> Response:
-        """Have these limits in the place of all of before; what is missing is the node's default."""
-        await service.set_limits(sandbox_id, requests.limits(body, settings))
         return Response(status_code=204)
 
     @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)

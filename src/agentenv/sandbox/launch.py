@@ -132,17 +132,16 @@ class Launcher:
         spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
-        await self._limit_network(live)
         if saved:
             with phases("restore"):
                 live.machine = await self.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)
-                await self._limit_disk(live)
+            await self._limit(live, phases)
             with phases("run"):
                 await live.machine.run()
         else:
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
-                await self._limit_disk(live)
+            await self._limit(live, phases)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -170,8 +169,7 @@ class Launcher:
             self.slots.hand_over(pooled.slot, live.record.id)
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
-            await self._limit_network(live)
-            await self._limit_disk(live)
+            await self._limit(live, phases)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -195,15 +193,11 @@ class Launcher:
         if live.machine is not None:
             await live.machine.limit_disk(limits.disk)
 
-    async def _limit_network(self, live: Live) -> None:
-        """For a slot that is new, or still has the limits that it had."""
-        if live.slot is not None and live.record.limits.network:
-            await self.slots.limit(live.slot, live.record.limits.network)
-
-    async def _limit_disk(self, live: Live) -> None:
-        """For a machine that is new."""
-        if live.machine is not None and live.record.limits.disk:
-            await live.machine.limit_disk(live.record.limits.disk)
+    async def _limit(self, live: Live, phases: Phases) -> None:
+        """The same by the record, for a machine that is new: there is nothing to lift."""
+        if live.record.limits:
+            with phases("limits"):
+                await self.limit(live, live.record.limits)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

@@ -317,6 +317,15 @@ class Sandboxes:
         """
         return await self._resuming.connect(sandbox_id, timeout_s, must_be_paused=True)
 
+    async def set_limits(self, sandbox_id: str, limits: Limits) -> None:
+        """Have other limits on a sandbox's network and disk in force when this returns; on those of a paused
+        one when it is resumed.
+
+        Raises:
+            NotFound, Conflict: as for `kill`. HostFault: they cannot be; it has those of before.
+        """
+        await self._limiting.change(sandbox_id, limits)
+
     async def refresh(self, sandbox_id: str, duration_s: int) -> None:
         """Let the sandbox live for at least `duration_s` seconds from now."""
         core = self._core
@@ -336,15 +345,6 @@ class Sandboxes:
             self._pausing.enter(live, memory=live.record.lifecycle.pause_memory, expired=True)
         else:
             self._ending.enter(live, "its time-to-live was set to 0", None)
-
-    async def set_limits(self, sandbox_id: str, limits: Limits) -> None:
-        """Have other limits on a sandbox's network and disk in force when this returns; on those of a paused
-        one when it is resumed.
-
-        Raises:
-            NotFound, Conflict: as for `kill`. HostFault: they cannot be; it has those of before.
-        """
-        await self._limiting.change(sandbox_id, limits)
 
     async def pause(self, sandbox_id: str, *, memory: bool = True, healthy: bool = False) -> Phases:
         """Make a snapshot of a sandbox and end its machine; without `memory` only its disk is kept, and

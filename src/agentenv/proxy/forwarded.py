@@ -26,7 +26,7 @@ class Forwarded(Relay):
         self._dial()
 
     def _gone(self) -> Payload:
-        return answers.not_running(self.route.sandbox_id, paused=False)
+        return answers.not_running(self._key.sandbox_id, paused=False)
 
     def _open(self, upstream: Upstream) -> None:
         self._send(_SWITCHING)

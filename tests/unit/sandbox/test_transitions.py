@@ -38,6 +38,7 @@ fork        w        forking       w       -        w        w             w    
 rollback    w        resuming      w       resuming w        w             w       N       N      N
 refresh     w        checkpointing w       C        w        w             w       N       N      N
 limit       w        -             w       -        w        w             w       N       N      N
+network     w        -             w       -        w        -             -       N       N      N
 """
 
 OUTCOMES = """

@@ -157,6 +157,6 @@ def test_limits_are_asked_for_shown_and_kept_to(node: RunningNode, make: Callabl
         sandbox.commands.run(queues, user="root")
         started = time.monotonic()
         sandbox.commands.run("dd if=/dev/zero of=/home/user/file bs=64k count=64 conv=fsync")
-        # By the bucket's own arithmetic: a tenth of a second's worth goes at once, and QEMU makes 32 writes one.
+        # By the bucket's own arithmetic: a tenth of a second's worth goes at once, QEMU makes 32 writes one.
         assert time.monotonic() - started >= (4 * MIB - 2 * MIB / 10 - 32 * 4 * KIB) / (2 * MIB)
         assert client.put(f"{path}/limits", json={"disk": {"iops": 1}}).status_code == 400

@@ -17,7 +17,8 @@ from agentenv.errors import InvalidRequest
 NETWORK_LEAST = 16 * 1024  # bytes per second, and bytes of a burst: the largest frame must fit
 DISK_LEAST = 256 * 1024  # bytes per second
 OPERATIONS_LEAST = 20  # per second
-MOST = 1 << 40  # more than any device does; larger numbers overflow in the kernel's arithmetic
+MOST = 1 << 40  # more than any device does
+BURST_MOST = 1 << 30  # bytes of a network's burst: the kernel counts in 32 bits
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -128,8 +129,9 @@ def _value(name: str, asked: int | None, default: int | None, most: int | None, 
         return None
     if asked < least:
         raise InvalidRequest(f"limits.{spelled(name)}: must be at least {least}, or 0 for none, is {asked}")
-    if asked > (most or MOST):
-        raise InvalidRequest(f"limits.{spelled(name)}: {asked} is more than the most of {most or MOST}")
+    top = most or (BURST_MOST if name == "network.burst_bytes" else MOST)
+    if asked > top:
+        raise InvalidRequest(f"limits.{spelled(name)}: {asked} is more than the most of {top}")
     return asked
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.config import Settings
 from agentenv.errors import HostFault
-from agentenv.limits import NetworkLimits
+from agentenv.limits import BURST_MOST, MOST, NetworkLimits
 from agentenv.network import namespace
 from agentenv.network.node import NodeRegistry
 from agentenv.network.slot import Slot
@@ -127,6 +127,7 @@ async def test_the_node_itself_is_limited_too(host: NetHost, slots: Slots) -> No
 async def test_a_change_is_made_in_place(slots: Slots) -> None:
     slot = await slots.acquire("one")
     await slots.limit(slot, NetworkLimits(RATE, 2 * RATE))
+    await slots.limit(slot, NetworkLimits(MOST, MOST, BURST_MOST))
     await slots.limit(slot, NetworkLimits(10 * RATE, 5_000_000_000))
     shown = disciplines(slot)
     assert shown.count("tbf") == 2

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from agentenv.config import Settings, load
 from agentenv.errors import InvalidRequest
-from agentenv.limits import MOST, NONE, DiskLimits, Limits, NetworkLimits, chosen
+from agentenv.limits import BURST_MOST, MOST, NONE, DiskLimits, Limits, NetworkLimits, chosen
 
 MIB = 1 << 20
 
@@ -56,6 +56,7 @@ def test_what_was_asked_wins_over_the_default_and_never_over_the_maximum(
         (network(0), network(MIB), "this node limits it to 1048576"),
         (network(None, 1), NONE, "limits.network.txBytesPerSecond: must be at least 16384"),
         (network(MOST + 1), NONE, "more than the most"),
+        (network(MIB, None, BURST_MOST + 1), NONE, "more than the most"),
         (network(None, None, MIB), NONE, "limits.network.burstBytes: a burst of what is not limited"),
         (network(MIB, None, 100), NONE, "limits.network.burstBytes: must be at least 16384"),
         (disk(1000), NONE, "limits.disk.bytesPerSecond: must be at least"),

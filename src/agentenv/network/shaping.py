@@ -11,7 +11,7 @@ import errno
 from pathlib import Path
 
 from agentenv.errors import HostFault, HostIncapable
-from agentenv.limits import NetworkLimits
+from agentenv.limits import BURST_MOST, NetworkLimits
 from agentenv.network import namespace, netlink, nft
 from agentenv.network.netlink import Request, Rtnetlink
 
@@ -47,7 +47,7 @@ def apply(path: Path, limits: NetworkLimits) -> None:
 def shaped(index: int, rate: int, burst: int | None) -> Request:
     """The request that limits what an interface sends: a tenth of a second's worth goes at once unless
     another burst is given, and as much may wait."""
-    tenth = rate // 10
+    tenth = min(rate // 10, BURST_MOST)
     return netlink.shape(index, rate, burst or max(tenth, _BURST_LEAST), max(tenth, _QUEUE_LEAST))
 
 

@@ -21,18 +21,22 @@ pytestmark = pytest.mark.machine
 
 KIB, MIB = 1 << 10, 1 << 20
 
-# Answers with what it got once the client has ended its half.
+PORTS = {"0.0.0.0": 7001, "127.0.0.1": 7002, "::1": 7003}
+
+# Answers with what it got, backwards, once the client has ended its half.
 ECHO = """
-import socket, sys
-address = sys.argv[1]
-family = socket.AF_INET6 if ":" in address else socket.AF_INET
-server = socket.create_server((address, int(sys.argv[2])), family=family)
+import socket, sys, threading
+def serve(address, port):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.create_server((address, int(port)), family=family)
+    while True:
+        connection, _ = server.accept()
+        got = b"".join(iter(lambda: connection.recv(65536), b""))
+        connection.sendall(got[::-1])
+        connection.close()
+for each in sys.argv[1:]:
+    threading.Thread(target=serve, args=each.split(",")).start()
 print("listening", flush=True)
-while True:
-    connection, _ = server.accept()
-    got = b"".join(iter(lambda: connection.recv(65536), b""))
-    connection.sendall(got[::-1])
-    connection.close()
 """
 
 
@@ -86,15 +90,11 @@ def test_ports_are_forwarded_also_those_of_the_loopback_address_and_of_one_that_
 ) -> None:
     sandbox = make(lifecycle={"on_timeout": "pause", "auto_resume": True})
     sandbox.files.write("/tmp/echo.py", ECHO)
-    ports = {"0.0.0.0": 7001, "127.0.0.1": 7002, "::1": 7003}
-    for address, port in ports.items():
-        for line, _, _ in sandbox.commands.run(
-            f"python3 /tmp/echo.py {address} {port}", background=True, timeout=0
-        ):
-            assert line == "listening\n"
-            break
+    places = " ".join(f"{address},{port}" for address, port in PORTS.items())
+    command = sandbox.commands.run(f"python3 /tmp/echo.py {places}", background=True, timeout=0)
+    assert next(iter(command))[0] == "listening\n"
     data = bytes(range(256)) * 400
-    for port in ports.values():
+    for port in PORTS.values():
         assert reversed_by(forward(node, sandbox, port), data) == data[::-1]
     sandbox.pause()
     assert reversed_by(forward(node, sandbox, 7001), b"awake") == b"ekawa"

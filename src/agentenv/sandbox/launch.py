@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
-from agentenv.limits import Limits
+from agentenv.limits import Limits, NetworkLimits
+from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -139,7 +140,7 @@ class Launcher:
                     live.machine = await self.hypervisor.restore(
                         spec, saved, fingerprint=snapshot.fingerprint
                     )
-            await self._limit(live, phases)
+            await self._limit_disk(live, phases)
             with phases("run"):
                 await live.machine.run()
         else:
@@ -147,7 +148,7 @@ class Launcher:
                 pass
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
-            await self._limit(live, phases)
+            await self._limit_disk(live, phases)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -176,7 +177,7 @@ class Launcher:
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
             async with self._rules(live, pooled.slot, phases):
-                await self._limit(live, phases)
+                await self._limit_disk(live, phases)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -191,16 +192,23 @@ class Launcher:
 
     @asynccontextmanager
     async def _rules(self, live: Live, slot: Slot, phases: Phases) -> AsyncIterator[None]:
-        """Have what the sandbox may reach in force when the block is over, by doing it beside."""
-        applying = asyncio.ensure_future(self.slots.apply(slot, live.record.network.policy))
+        """Have what the sandbox may reach, and how fast, in force when the block is over, by doing it
+        beside: the kernel takes some milliseconds for either."""
+        policy, limits = live.record.network.policy, live.record.limits.network
+        applying = asyncio.ensure_future(self._close_in(slot, policy, limits))
         try:
             yield
-            if not live.record.network.policy.unrestricted:
+            if limits or not policy.unrestricted:
                 with phases("rules"):
                     await applying
         finally:
             await asyncio.gather(applying, return_exceptions=True)
         applying.result()
+
+    async def _close_in(self, slot: Slot, policy: Policy, limits: NetworkLimits) -> None:
+        await self.slots.apply(slot, policy)
+        if limits:  # the slot has none, or those that it had before
+            await self.slots.limit(slot, limits)
 
     async def limit(self, live: Live, limits: Limits) -> None:
         """Put limits in force, whatever there was before.
@@ -213,11 +221,11 @@ class Launcher:
         if live.machine is not None:
             await live.machine.limit_disk(limits.disk)
 
-    async def _limit(self, live: Live, phases: Phases) -> None:
-        """The same by the record, for a machine that is new: there is nothing to lift."""
-        if live.record.limits:
+    async def _limit_disk(self, live: Live, phases: Phases) -> None:
+        """For a machine that is new: there is nothing to lift."""
+        if live.machine is not None and live.record.limits.disk:
             with phases("limits"):
-                await self.limit(live, live.record.limits)
+                await live.machine.limit_disk(live.record.limits.disk)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

@@ -69,6 +69,18 @@ class Settings(BaseSettings):
         default="localhost",
         description="Domain under which `{port}-{sandbox}.{domain}` reaches a service in a sandbox.",
     )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="Certificate chain (PEM) for `*.{domain}`, to serve https; unset, the local authority's"
+        " if `setup --local-ca` made one. Files are looked at again every few seconds.",
+    )
+    tls_key: Path | None = Field(default=None, description="Its key (PEM, not encrypted).")
+    tls_port: int = Field(
+        default=8443,
+        ge=0,
+        le=65535,
+        description="TCP port for https, where there is a certificate; 0 takes a free one.",
+    )
     api_key: str | None = Field(
         default=None, description="The API key; unset, one is generated at first start and kept in a file."
     )
@@ -333,6 +345,16 @@ class Settings(BaseSettings):
     def machines_dir(self) -> Path:
         """Writable disk layers of machines, one directory each."""
         return self.home / "machines"
+
+    @property
+    def domain_name(self) -> str:
+        """The domain without the port that it may carry."""
+        return self.domain.partition(":")[0].removesuffix(".").lower()
+
+    @property
+    def tls_dir(self) -> Path:
+        """The local certificate authority, if one was made, and the certificate it issued."""
+        return self.home / "tls"
 
     @property
     def api_key_file(self) -> Path:

@@ -324,10 +324,12 @@ class Front(asyncio.Protocol):
         if not self._closing:
             self._transport.write(data)
 
-    def write_eof(self) -> None:
+    def write_eof(self) -> bool:
         """See `Client.write_eof`."""
-        if not self._closing and self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self._closing or not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
 
     def hold_body(self, hold: bool) -> None:
         """See `Client.hold_body`."""
@@ -377,11 +379,8 @@ class Front(asyncio.Protocol):
         self._exchange = self._body = None
         if self._closing:
             return
+        self.write_eof()
         self._closing = True
-        if not self._transport.can_write_eof():
-            self._transport.close()
-            return
-        self._transport.write_eof()
         self._resume(_BODY | _NEXT | _API)
         self._loop.call_later(LINGER_S, self._transport.close)
 

@@ -229,8 +229,7 @@ class Relay:
         self._guest_ended = True
         if self._request_done:
             return False
-        self._client.write_eof()
-        return True
+        return self._client.write_eof()
 
     def _pass_head(self, data: bytes) -> bytes:
         """Take an answer's head from the data and send it on, a final one with its body; returns the rest."""

@@ -184,8 +184,8 @@ async def test_the_end_of_a_machine_is_no_proper_end(secure: Secure) -> None:
             got += await loop.run_in_executor(None, client.recv, 1000)
         del secure.node.sandboxes.routes["abc"]
         secure.node.plane.abort("abc", 1)
-        with pytest.raises((ConnectionResetError, ssl.SSLEOFError)):
-            await loop.run_in_executor(None, client.recv, 1000)
+        with pytest.raises(ConnectionResetError):  # below TLS, whose end alone many clients do not miss
+            await loop.run_in_executor(None, socket.socket.recv, client, 1000)
 
 
 async def test_a_guest_that_closes_its_half_ends_a_tunnel(secure: Secure) -> None:
@@ -254,11 +254,6 @@ async def test_other_tongues_do_no_harm(secure: Secure) -> None:
         writer.write_eof()
         await reader.read()  # an alert, or nothing
         writer.close()
-    old = secure.context()
-    old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    with pytest.raises((ssl.SSLError, ConnectionError)):
-        async with secure.client(old):
-            raise AssertionError("an old version of TLS is spoken")
     async with httpx.AsyncClient(verify=secure.context()) as client:
         answer = await client.get(f"https://localhost:{secure.endpoint.port}/fine")
     assert answer.json()["api"] == "/fine"

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.proxy.front import Front
 from agentenv.proxy.plane import DataPlane
 
@@ -26,14 +26,20 @@ class Sandboxes:
         self.routes: dict[str, Route] = {}
         self.signatures: dict[str, str] = {}
         self.sleepers: dict[str, Asleep] = {}
+        self.guards: dict[str, Guard] = {}
         self.woken: list[str] = []
         self.wakes = asyncio.Event()
         self.asked: list[tuple[str, str, str, str, str | None]] = []
 
     def add(
-        self, sandbox_id: str, generation: int = 1, public: bool = True, token: str | None = None
+        self,
+        sandbox_id: str,
+        generation: int = 1,
+        public: bool = True,
+        token: str | None = None,
+        mask_host: str | None = None,
     ) -> Route:
-        route = Route(sandbox_id, generation, "127.0.0.1", "access", token, public)
+        route = Route(sandbox_id, generation, "127.0.0.1", "access", token, public, mask_host)
         self.routes[sandbox_id] = route
         return route
 
@@ -42,6 +48,9 @@ class Sandboxes:
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
         return self.sleepers.get(sandbox_id)
+
+    def guard(self, sandbox_id: str) -> Guard | None:
+        return self.guards.get(sandbox_id, Guard("", None, True))
 
     async def wake(self, sandbox_id: str) -> None:
         self.woken.append(sandbox_id)

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.sandbox import masking
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
@@ -103,6 +104,8 @@ def snapshot_query(
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
     if given is None:
         return Network(internet=internet)
+    if given.maskRequestHost:
+        masking.check(given.maskRequestHost)
     shown = given.model_dump(exclude_none=True)
     return Network(public=given.allowPublicTraffic is not False, internet=internet, given=shown or None)
 

@@ -67,6 +67,15 @@ def traffic_refused(sandbox_id: str) -> Payload:
     }
 
 
+def wake_refused(sandbox_id: str) -> Payload:
+    """The sandbox is paused, and the request lacks the access token that it takes to wake it."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox is paused: a request to its agent needs the access token to wake it",
+        "code": 403,
+    }
+
+
 def internal_path() -> Payload:
     """A path of the agent that only the node may call."""
     return {"code": 404, "message": "not found"}

@@ -9,7 +9,7 @@ from typing import Protocol
 from agentenv.config import Settings
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
-from agentenv.proxy.directory import Directory, Route
+from agentenv.proxy.directory import Directory, Guard, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
@@ -105,8 +105,8 @@ class DataPlane:
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
-            if asleep == "wakes":
-                return where.sandbox_id
+            if asleep == "wakes" and (guard := self.directory.guard(where.sandbox_id)) is not None:
+                return wake_refusal(head, where, guard) or where.sandbox_id
             if asleep == "paused" and not where.e2b:
                 return answers.paused(where.sandbox_id)
             if asleep == "stalled":
@@ -123,17 +123,29 @@ class DataPlane:
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop) if again else None
 
 
-def refusal(head: RequestHead, target: Target, route: Route) -> Payload | None:
+def refusal(head: RequestHead, target: Target, guard: Route | Guard) -> Payload | None:
     """Why a request may not go where it wants to; None when it may.
 
     The agent's own access token is the agent's to check.
     """
     if target.port == AGENT_PORT:
         return answers.internal_path() if is_internal(target.path.partition(b"?")[0]) else None
-    if route.public:
+    if guard.public:
         return None
     given = head.noted.get(TRAFFIC_TOKEN, b"")
-    wanted = (route.traffic_token or "").encode()
+    wanted = (guard.traffic_token or "").encode()
     if wanted and hmac.compare_digest(given, wanted):
         return None
-    return answers.traffic_refused(route.sandbox_id)
+    return answers.traffic_refused(target.sandbox_id)
+
+
+def wake_refusal(head: RequestHead, target: Target, guard: Guard) -> Payload | None:
+    """Why a request may not wake its sandbox, as E2B decides it; None when it may.
+
+    The agent, which checks its token for itself, does not run yet; so it is checked here.
+    """
+    if target.port == AGENT_PORT and guard.access_token:
+        given, wanted = head.value(b"x-access-token"), guard.access_token.encode()
+        if not hmac.compare_digest(given, wanted):
+            return answers.wake_refused(target.sandbox_id)
+    return refusal(head, target, guard)

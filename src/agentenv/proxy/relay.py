@@ -20,6 +20,7 @@ from agentenv.proxy.framing import Body, Malformed, UntilClose
 from agentenv.proxy.head import END, HEAD_LIMIT, AnswerHead, RequestHead, answer_body, parse_answer
 from agentenv.proxy.routing import AGENT_PORT, Target
 from agentenv.proxy.upstream import Key, Pool, Upstream, idle_time
+from agentenv.sandbox.masking import masked
 
 _SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 HELD_LIMIT = 64 * 1024  # bytes of a body that are taken before there is a connection for them
@@ -78,7 +79,7 @@ class Relay:
         self._upgrade = target.port != AGENT_PORT and head.upgrade is not None
         self._replayable = not has_body and head.method in _SAFE
         self._request = request_to_guest(
-            head, target.path, client.address, client.scheme_of(head), self._upgrade
+            head, target.path, client.address, client.scheme_of(head), self._upgrade, _mask(route, target)
         )
         self._keep = head.keep_alive
         self._reusable = head.minor == 1
@@ -344,3 +345,9 @@ class Relay:
         if upstream is not None:
             upstream.user = None
             upstream.transport.abort()
+
+
+def _mask(route: Route, target: Target) -> bytes | None:
+    if route.mask_host is None or target.port == AGENT_PORT:
+        return None
+    return masked(route.mask_host, target.port)

@@ -54,6 +54,11 @@ class Network:
     internet: bool | None = None
     given: dict[str, Any] | None = None
 
+    @property
+    def mask_host(self) -> str | None:
+        """The host that services are told, see `sandbox.masking`."""
+        return (self.given or {}).get("maskRequestHost") or None
+
 
 @dataclass(frozen=True)
 class Sandbox:

@@ -14,7 +14,6 @@ UNSUPPORTED_NETWORK = (
     "denyOut",
     "dnsServers",
     "egressProxy",
-    "maskRequestHost",
     "httpsPorts",
     "rules",
 )

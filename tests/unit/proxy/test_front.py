@@ -123,7 +123,8 @@ async def test_a_service_is_told_another_host(node: Node, monkeypatch: pytest.Mo
         body = (await read_answer(reader))[2]
         assert b"\r\nHost: localhost:%d\r\n" % port in body
         assert b"\r\nX-Forwarded-Host: %d-abc.box.test\r\n" % port in body
-        monkeypatch.setattr("agentenv.proxy.relay.AGENT_PORT", port)  # the agent is told the truth
+    monkeypatch.setattr("agentenv.proxy.order.AGENT_PORT", port)  # the agent is told the truth
+    async with node.client() as (reader, writer):
         writer.write(asked)
         assert b"\r\nHost: %d-abc.box.test\r\n" % port in (await read_answer(reader))[2]
 
@@ -404,7 +405,7 @@ async def test_a_guest_that_closes_its_half_is_still_sent_to(node: Node) -> None
 
 async def test_no_upgrade_on_the_agents_port(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     port = await node.guest(hello)
-    monkeypatch.setattr("agentenv.proxy.relay.AGENT_PORT", port)
+    monkeypatch.setattr("agentenv.proxy.order.AGENT_PORT", port)
     node.sandboxes.add("abc")
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", port, "/", "GET", "Connection: Upgrade", "Upgrade: h2c"))

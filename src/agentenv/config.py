@@ -279,6 +279,42 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
+    proxy_head_bytes: int = Field(
+        default=65536, ge=1024, le=1048576, description="Bytes of the longest head of a request or an answer."
+    )
+    proxy_head_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a client has to send a request's head."
+    )
+    proxy_idle_s: float = Field(
+        default=640.0,
+        gt=0,
+        description="Seconds a client's connection is kept between requests: longer than clients keep it.",
+    )
+    proxy_connect_s: float = Field(
+        default=5.0, gt=0, description="Seconds for a connection to a port of a sandbox."
+    )
+    proxy_answer_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds that a sandbox has, once a request has come whole, to begin its answer; 0: any.",
+    )
+    proxy_still_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds for which nothing may move in the midst of a body or of a WebSocket; 0: any.",
+    )
+    proxy_wake_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
+    )
+    proxy_per_client: int = Field(
+        default=0, ge=0, description="Connections that one address may have to the node; 0: any number."
+    )
+    proxy_per_sandbox: int = Field(
+        default=0,
+        ge=0,
+        description="Requests and WebSockets that may be under way to one sandbox; 0: any number.",
+    )
+
     builds_at_once: int | None = Field(
         default=None,
         ge=1,

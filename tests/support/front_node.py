@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -118,6 +118,10 @@ class Node:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def limit(self, **limits: float) -> None:
+        """Change limits of the data plane."""
+        self.plane.limits = replace(self.plane.limits, **limits)  # type: ignore[arg-type]
 
     async def guest(self, handler: Handler, port: int = 0) -> int:
         """Serve as a guest on that or a free port; returns that."""

@@ -34,6 +34,31 @@ def paused(sandbox_id: str) -> Payload:
     return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 410}
 
 
+def not_awake(sandbox_id: str) -> Payload:
+    """The sandbox was to be woken and took longer than a request waits."""
+    return {"sandboxId": sandbox_id, "message": "The sandbox did not wake in time", "code": 504}
+
+
+def crowded(sandbox_id: str, limit: int) -> Payload:
+    """As much is under way to the sandbox as may be. E2B's fields."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": f"The sandbox has too many requests under way (limit: {limit})",
+        "code": 429,
+        "connectionLimit": limit,
+    }
+
+
+def too_slow(sandbox_id: str, port: int) -> Payload:
+    """The guest has not begun to answer in the time that it has, or nothing has moved for too long."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox did not answer in time",
+        "port": port,
+        "code": 504,
+    }
+
+
 def stalled(sandbox_id: str) -> Payload:
     """The sandbox stands still for lack of space on the host. E2B's clients know the status."""
     return {

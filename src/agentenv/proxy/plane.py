@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import Protocol
+from collections import Counter
+from typing import Protocol, TypeVar
 
 from agentenv.config import Settings
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Guard, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
+from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
@@ -18,9 +20,13 @@ from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
 
+K = TypeVar("K")
+
 
 class Connection(Protocol):
     """A client's connection, as the sweep sees it."""
+
+    address: bytes
 
     def sweep(self, now: float) -> None:
         """End it if it has been idle, or in the midst of a head, for too long."""
@@ -31,15 +37,18 @@ class DataPlane:
 
     Args:
         directory: the sandboxes.
-        settings: the node's; the domain is used.
+        settings: the node's; the domain and the limits are used.
     """
 
     def __init__(self, directory: Directory, settings: Settings) -> None:
         self.directory = directory
+        self.limits = Limits.of(settings)
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
         self._relays: set[Relay] = set()
+        self._by_address: Counter[bytes] = Counter()
+        self._by_sandbox: Counter[str] = Counter()  # only where there is a limit
         self._timer: asyncio.TimerHandle | None = None
 
     def abort(self, sandbox_id: str, generation: int) -> None:
@@ -64,10 +73,15 @@ class DataPlane:
     def enter(self, relay: Relay) -> None:
         """See `Relays.enter`."""
         self._relays.add(relay)
+        if self.limits.per_sandbox:
+            self._by_sandbox[relay.sandbox_id] += 1
 
     def leave(self, relay: Relay) -> None:
         """See `Relays.leave`."""
-        self._relays.discard(relay)
+        if relay in self._relays:
+            self._relays.remove(relay)
+            if self.limits.per_sandbox:
+                _count_out(self._by_sandbox, relay.sandbox_id)
 
     def current(self, route: Route) -> bool:
         """See `Relays.current`."""
@@ -76,15 +90,20 @@ class DataPlane:
 
     # For fronts.
 
-    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """A client has connected."""
+    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
+        """A client has connected; false if it has too many connections now."""
         self._connections.add(connection)
+        self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
+        most = self.limits.per_client
+        return most == 0 or self._by_address[connection.address] <= most
 
     def disconnected(self, connection: Connection) -> None:
         """A client's connection is gone, or no longer the front's."""
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            _count_out(self._by_address, connection.address)
 
     def resolve(self, head: RequestHead, last: Passage | None = None) -> Passage | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
@@ -113,7 +132,8 @@ class DataPlane:
             )
             if signer is None:
                 return answers.bad_signature()
-            return Passage(head, Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer, True)
+            target = Target(signer.sandbox_id, AGENT_PORT, where.target, True)
+            return self._crowded(signer.sandbox_id) or Passage(head, target, signer, True)
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
@@ -124,15 +144,29 @@ class DataPlane:
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
-        return refusal(head, where, route) or Passage(head, where, route)
+        refused = refusal(head, where, route) or self._crowded(where.sandbox_id)
+        return refused or Passage(head, where, route, fleeting=self.limits.per_sandbox > 0)
+
+    def _crowded(self, sandbox_id: str) -> Payload | None:
+        most = self.limits.per_sandbox
+        return answers.crowded(sandbox_id, most) if 0 < most <= self._by_sandbox[sandbox_id] else None
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         self.pool.sweep(now)
         for connection in list(self._connections):
             connection.sweep(now)
+        if self.limits.answer_s or self.limits.still_s:
+            for relay in list(self._relays):
+                relay.sweep(now, self.limits)
         again = bool(self._connections) or len(self.pool) > 0
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop) if again else None
+
+
+def _count_out(counter: Counter[K], key: K) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 def refusal(head: RequestHead, target: Target, guard: Route | Guard) -> Payload | None:

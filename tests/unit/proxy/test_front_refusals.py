@@ -266,18 +266,16 @@ async def test_a_malformed_chunk_on_the_way_to_a_guest(node: Node) -> None:
     assert not (await ended).endswith(b"0\r\n\r\n")
 
 
-async def test_a_head_that_never_ends_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.proxy.front.HEAD_TIMEOUT_S", 0.1)
+async def test_a_head_that_never_ends_is_ended(node: Node) -> None:
+    node.limit(head_s=0.1)
     async with node.client() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
         assert (await read_answer(reader))[0] == 408
         assert await reader.read() == b""
 
 
-async def test_an_idle_connection_is_closed_after_its_time(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentenv.proxy.front.IDLE_TIMEOUT_S", 0.1)
+async def test_an_idle_connection_is_closed_after_its_time(node: Node) -> None:
+    node.limit(idle_s=0.1)
     async with node.client() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await read_answer(reader))[0] == 200

@@ -242,7 +242,7 @@ async def test_another_certificate_is_served_and_connections_go_on(secure: Secur
         assert b'"/still"' in (await read_answer(reader))[2]
 
 
-async def test_other_tongues_do_no_harm(secure: Secure) -> None:
+async def test_other_tongues_do_no_harm(secure: Secure, caplog: pytest.LogCaptureFixture) -> None:
     for said in (
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\x00" * 100,
@@ -254,6 +254,7 @@ async def test_other_tongues_do_no_harm(secure: Secure) -> None:
         writer.write_eof()
         await reader.read()  # an alert, or nothing
         writer.close()
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     async with httpx.AsyncClient(verify=secure.context()) as client:
         answer = await client.get(f"https://localhost:{secure.endpoint.port}/fine")
     assert answer.json()["api"] == "/fine"

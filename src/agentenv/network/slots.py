@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import egress, namespace, nft
+from agentenv.limits import NetworkLimits
+from agentenv.network import egress, namespace, nft, shaping
 from agentenv.network.applied import Applied, Asker
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
@@ -203,6 +204,19 @@ class Slots:
         entry = self._held(slot)
         if entry is not None:
             await self._remove(entry)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Have a slot's traffic no faster than that from now on, in the place of earlier limits. They go
+        with the slot.
+
+        Raises:
+            HostFault: the slot was released, or the kernel refused. HostIncapable: it cannot shape traffic.
+        """
+        entry = self._held(slot)
+        if entry is None or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {slot.name} was released")
+        path = self._wiring(entry).namespace
+        await asyncio.shield(self._begin(self._run(lambda _: shaping.apply(path, limits))))
 
     def hand_over(self, slot: Slot, owner: str) -> None:
         """Give a slot made ahead to the machine that will use it."""

@@ -15,7 +15,7 @@ from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
 from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
+from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal, signed
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
@@ -38,11 +38,13 @@ class DataPlane:
     Args:
         directory: the sandboxes.
         settings: the node's; the domain and the limits are used.
+        api_key: what forwarding a port takes; without one nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings) -> None:
+    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
         self.directory = directory
         self.limits = Limits.of(settings)
+        self._api_key = api_key.encode()
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
@@ -127,22 +129,26 @@ class DataPlane:
         if where is None:
             return None
         if isinstance(where, Signed):
-            signer = self.directory.by_signature(
-                where.path, where.operation, where.username, where.signature, where.expiration
-            )
+            signer = self._signer(where)
             if signer is None:
                 return answers.bad_signature()
+            if isinstance(signer, str):
+                return signer
             target = Target(signer.sandbox_id, AGENT_PORT, where.target, True)
             return self._crowded(signer.sandbox_id) or Passage(head, target, signer, True)
+        if where.raw and not self._has_key(head):
+            return answers.no_key()
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
             if asleep == "wakes" and (guard := self.directory.guard(where.sandbox_id)) is not None:
-                return wake_refusal(head, where, guard) or where.sandbox_id
-            if asleep == "paused" and not where.e2b:
-                return answers.paused(where.sandbox_id)
+                return self._wake_refusal(head, where, guard) or where.sandbox_id
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
+            if where.raw:
+                return answers.not_running(where.sandbox_id, paused=asleep == "paused")
+            if asleep == "paused" and not where.e2b:
+                return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         refused = refusal(head, where, route) or self._crowded(where.sandbox_id)
         return refused or Passage(head, where, route, fleeting=self.limits.per_sandbox > 0)
@@ -150,6 +156,25 @@ class DataPlane:
     def _crowded(self, sandbox_id: str) -> Payload | None:
         most = self.limits.per_sandbox
         return answers.crowded(sandbox_id, most) if 0 < most <= self._by_sandbox[sandbox_id] else None
+
+    def _wake_refusal(self, head: RequestHead, target: Target, guard: Guard) -> Payload | None:
+        """Why a request may not wake its sandbox; None when it may. The agent, which checks its token and
+        signatures for itself, does not run yet; so they are checked here."""
+        if target.port == AGENT_PORT and guard.access_token:
+            given, wanted = head.value(b"x-access-token"), guard.access_token.encode()
+            url = signed(head)
+            signs = url is not None and self._signer(url) == target.sandbox_id
+            if not signs and not hmac.compare_digest(given, wanted):
+                return answers.wake_refused(target.sandbox_id)
+        return refusal(head, target, guard)
+
+    def _signer(self, url: Signed) -> Route | str | None:
+        return self.directory.by_signature(
+            url.path, url.operation, url.username, url.signature, url.expiration
+        )
+
+    def _has_key(self, head: RequestHead) -> bool:
+        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
@@ -183,15 +208,3 @@ def refusal(head: RequestHead, target: Target, guard: Route | Guard) -> Payload 
     if wanted and hmac.compare_digest(given, wanted):
         return None
     return answers.traffic_refused(target.sandbox_id)
-
-
-def wake_refusal(head: RequestHead, target: Target, guard: Guard) -> Payload | None:
-    """Why a request may not wake its sandbox, as E2B decides it; None when it may.
-
-    The agent, which checks its token for itself, does not run yet; so it is checked here.
-    """
-    if target.port == AGENT_PORT and guard.access_token:
-        given, wanted = head.value(b"x-access-token"), guard.access_token.encode()
-        if not hmac.compare_digest(given, wanted):
-            return answers.wake_refused(target.sandbox_id)
-    return refusal(head, target, guard)

@@ -25,6 +25,12 @@ async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await reader.read()
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has taken too long is looked for more often."""
+    monkeypatch.setattr("agentenv.proxy.plane.SWEEP_S", 0.05)
+
+
 def test_they_are_settings() -> None:
     limits = Limits.of(Settings(proxy_head_s=1, proxy_per_client=7, proxy_still_s=3))
     assert (limits.head_s, limits.per_client, limits.still_s) == (1, 7, 3)
@@ -73,7 +79,7 @@ async def test_an_answer_that_has_begun_may_take_its_time(node: Node) -> None:
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", port))
         await read_head(reader)
-        await asyncio.sleep(1.2)  # two sweeps
+        await asyncio.sleep(0.4)  # several sweeps
         go_on.set()
         assert await reader.readexactly(2) == b"ok"
 
@@ -108,11 +114,11 @@ async def test_what_moves_is_not_still(node: Node) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n")
         for _ in range(8):
             writer.write(b"x")
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.2)
 
     port = await node.guest(drops)
     node.sandboxes.add("abc")
-    node.limit(still_s=0.6)
+    node.limit(still_s=1.0)
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", port))
         assert (await read_answer(reader))[2] == b"x" * 8

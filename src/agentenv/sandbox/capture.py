@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentenv.errors import AenvError, HostFault
 from agentenv.sandbox.agent import cause
@@ -114,4 +115,7 @@ def snapshot_of(
         sandbox_id=record.id,
         names=tuple(names),
         folds=contents.folds,
+        drives=tuple(
+            replace(drive, disk=disk) for drive, disk in zip(record.drives, contents.drives, strict=True)
+        ),
     )

@@ -64,7 +64,7 @@ class Disk:
         )
 
     def up_to(self, node: str) -> Disk:
-        """This disk where it writes to that block node: a layer that it sealed may not have been noted any more.
+        """This disk where it writes to that block node: it may have sealed a layer that was never noted.
 
         Raises:
             ValueError: it is no layer of its own.

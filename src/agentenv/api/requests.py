@@ -7,13 +7,21 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig
+from agentenv.api.models import (
+    AttachedDriveBody,
+    ChildBody,
+    ColdBody,
+    CreateBody,
+    CreateBodyV1,
+    NetworkConfig,
+)
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.sandbox.drives import NewDrive, new_drive
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
-from agentenv.sandbox.requests import Key, NewSandbox
+from agentenv.sandbox.requests import Key, NewSandbox, Shape
 from agentenv.snapshot.listing import Query as SnapshotQuery
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
@@ -30,6 +38,11 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
     for name in _UNSUPPORTED:
         if getattr(body, name):
             raise NotImplementedYet(f"{name} is not part of this version")
+    internet = body.allow_internet_access
+    if isinstance(body, ColdBody):
+        internet = body.allowInternetAccess if internet is None else internet
+        if body.extraBootArgs:
+            raise NotImplementedYet("extraBootArgs: the kernel's command line is the same for all guests")
     v1 = isinstance(body, CreateBodyV1)
     default_s = settings.timeout_v1_s if v1 else settings.timeout_s
     return NewSandbox(
@@ -39,7 +52,21 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         env=_variables(body.envVars or {}),
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
         lifecycle=_lifecycle(body, settings),
-        network=_network(body.network, body.allow_internet_access),
+        network=_network(body.network, internet),
+        image=body.image if isinstance(body, ColdBody) else None,
+        shape=Shape(body.cpuCount, body.memoryMB, body.diskSizeMB),
+        drives=tuple(_drive(each) for each in body.attachedDrives or []),
+    )
+
+
+def _drive(given: AttachedDriveBody) -> NewDrive:
+    return new_drive(
+        given.id,
+        given.image,
+        path=given.mountPath,
+        read_only=given.readOnly is not False,
+        part=given.subPath,
+        disk_mib=given.diskSizeMB,
     )
 
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import struct
 
+from agentenv.guest import loop
 from agentenv.guest.connect import ConnectError, field, flag_field, text_field
 from agentenv.guest.libc import checked, library
 
@@ -31,8 +32,12 @@ _DETACH = 2
 _RESIZE_FS = 0x40086610  # _IOW('f', 16, __u64), fs/ext4/ext4.h
 
 
+_LOOK_AGAIN_S = 0.002
+_GROWN_LIMIT_S = 10.0
+
+
 class DriveFailed(Exception):
-    """A drive cannot be used as it is wanted; the message names it."""
+    """A drive, or the root disk, cannot be used as it is wanted; the message names it."""
 
 
 class Wanted:
@@ -82,6 +87,26 @@ def mount(wanted: Wanted) -> None:
         raise DriveFailed(f"drive {wanted.name!r} cannot be mounted at {wanted.path}: {reason}") from None
 
 
+async def grow_root(mib: int) -> None:
+    """Gives the root filesystem all of its disk, which becomes so large about now.
+
+    Raises:
+        DriveFailed: it cannot be.
+    """
+    device = os.stat("/").st_dev
+    disk = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    left = _GROWN_LIMIT_S
+    try:
+        while _size(disk) < mib << 20:  # the driver hears of it from the host, and tells nobody
+            if left <= 0:
+                raise DriveFailed(f"the root disk has not become {mib} MiB large")
+            await loop.sleep(_LOOK_AGAIN_S)
+            left -= _LOOK_AGAIN_S
+        grow("/")
+    except OSError as error:
+        raise DriveFailed(f"the root filesystem cannot grow to {mib} MiB: {error.strerror}") from None
+
+
 def grow(path: str) -> None:
     """Gives the filesystem at `path` all of its disk.
 
@@ -99,7 +124,7 @@ def grow(path: str) -> None:
 
 def written() -> list[str]:
     """Where drives are mounted that can be written to, each once."""
-    found = {}
+    found: dict[str, str] = {}
     for device, place, options in _mounts():
         try:
             with open(f"/sys/dev/block/{device}/serial") as file:

@@ -7,7 +7,7 @@ from agentenv.guest.connect import (
     ConnectError,
     bytes_field,
     field,
-    flag_field,
+    int_field,
     object_field,
     parse_message,
     text_field,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentenv.guest.http import Request, Router
     from agentenv.guest.server import Server
 
-DRIVE_FAILED = 422  # the status of an answer that says which drive cannot be used as it is wanted, and why
+DRIVE_FAILED = 422  # the status of an answer that says which disk cannot be used as it is wanted, and why
 _LIMIT = 4 * 1024 * 1024
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")
 
@@ -55,6 +55,7 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             message = parse_message(await request.read(_LIMIT))
             changes, later = _changes(message) if change_system else ([], [])
             wanted = drives.wanted_of(message) if change_system else []
+            wanted_mib = int_field(message, "diskSizeMB") if change_system else 0
             apply_to_context(context, message)
             if change_system and text_field(message, "caBundle"):
                 context.env = {**identity.trust_variables(), **context.env}
@@ -63,6 +64,8 @@ def register(router: Router, context: Context, server: Server, *, change_system:
         for change in changes:
             _try(change)
         try:
+            if wanted_mib:
+                await drives.grow_root(wanted_mib)
             for drive in wanted:
                 drives.mount(drive)
         except drives.DriveFailed as error:
@@ -155,8 +158,6 @@ def _changes(message: Message) -> tuple[list[Callable[[], object]], list[Callabl
         files.append(lambda: identity.set_machine_id(machine))
     markers = {variable: value for key, variable in _MARKERS.items() if (value := text_field(message, key))}
     files.append(lambda: identity.write_markers({"E2B_SANDBOX": "true", **markers}))
-    if flag_field(message, "growRoot"):
-        changes.append(lambda: drives.grow("/"))
     if bundle := text_field(message, "caBundle"):
         files.append(lambda: identity.trust(bundle))
     return changes, files

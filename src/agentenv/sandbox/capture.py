@@ -15,7 +15,7 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import Outcome, settle
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.machine import Contents
-from agentenv.snapshot.records import Descent, Kind, Resources, Snapshot
+from agentenv.snapshot.records import Descent, Kind, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.stored import map_of
 
@@ -104,7 +104,7 @@ def snapshot_of(
         id=draft.id,
         kind=kind,
         template=Descent(record.template.id, record.template.name, record.template.build_id),
-        resources=Resources(record.vcpus, record.memory_mib, record.disk_mib),
+        resources=record.resources,
         disk=contents.disk,
         created_at=now,
         memory=contents.memory if memory else None,

@@ -13,7 +13,7 @@ from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.document import Documents
 from agentenv.sandbox.transitions import ENDS, State
-from agentenv.snapshot.records import Attached, GuestSettings, Snapshot
+from agentenv.snapshot.records import Attached, GuestSettings, Resources, Snapshot
 from agentenv.vmm.machine import MachineSpec
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -104,6 +104,11 @@ class Sandbox:
     def with_state(self, state: State, **changes: Any) -> Sandbox:
         """This record in another state."""
         return replace(self, state=state, **changes)
+
+    @property
+    def resources(self) -> Resources:
+        """What its machine has."""
+        return Resources(self.vcpus, self.memory_mib, self.disk_mib)
 
     @property
     def written_mib(self) -> int:

@@ -281,8 +281,8 @@ class Settings(BaseSettings):
     shape_cache_mib: int = Field(
         default=20480,
         ge=0,
-        description="MiB of snapshots of other sizes than their template's, and of images that sandboxes were "
-        "created from, that are kept to be started from again.",
+        description="MiB of snapshots of other sizes than their template's, and of images of sandboxes, that "
+        "are kept to be started from again.",
     )
     shape_keep_s: float = Field(
         default=7 * 24 * 3600.0,

@@ -111,7 +111,7 @@ class Prepared:
         return await outcome(task)
 
     def trim(self) -> None:
-        """Delete what expires and is too much or too old, the longest unused first. Machines run on from it."""
+        """Delete what expires and is too much or too old, the longest unused first; machines run on."""
         now, home = self._core.clock.now(), self._snapshots.home
         kept = [
             keeping.Kept(record.id, keeping.bytes_added(home, record), record.expires_at - self._keep_s)

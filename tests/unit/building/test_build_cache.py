@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.building.cache import StepCache
-from agentenv.snapshot.keeping import Kept, excess
 from agentenv.building.contexts import LINK_LIFE_S, Contexts
 from agentenv.config import Settings
 from agentenv.errors import Forbidden, InvalidRequest, NotFound
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
+from agentenv.snapshot.keeping import Kept, excess
 from agentenv.snapshot.records import Descent, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotFound, NotImplementedYet
+from agentenv.image import eviction
 from agentenv.sandbox.admission import Budget, Need
 from agentenv.sandbox.drives import new_drive
 from agentenv.sandbox.records import Sandbox
@@ -168,6 +169,17 @@ async def test_drives_are_mounted_once_and_kept_through_a_life(node: MemoryNode)
     await node.service.rollback(sandbox.id)
     assert len(node.identities[-1].drives) == 2
     assert [len(each.layers) for each in node.hypervisor.machines[sandbox.id].spec.drives] == [1, 1]
+
+
+async def test_images_of_drives_stay_in_the_cache(node: MemoryNode) -> None:
+    sandbox = await created(node, wanted(drives=(DATA, WORK)))
+    (image,) = eviction.named_in_records(node.database)
+    assert sandbox.drives[0].disk[0].path == f"images/cache/{image}"
+    await node.service.pause(sandbox.id)
+    assert eviction.named_in_records(node.database) == {image}
+    paused = node.service.get(sandbox.id)
+    assert paused.snapshot is not None
+    assert image in str(node.service.snapshots.get(paused.snapshot).parts())
 
 
 async def test_a_start_from_the_disk_mounts_them_again(node: MemoryNode) -> None:

@@ -207,7 +207,13 @@ def test_a_drive_that_cannot_be_mounted(
 def test_a_sandbox_of_an_image(node: RunningNode, client: httpx.Client, tmp_path: Path, image: str) -> None:
     """Booted once for two who ask at once, and restored for the next; nothing in it is relied on."""
     small = source(tmp_path / "small.tar", directory("etc"), file("etc/motd", b"hello\n"))
-    body = {"image": small, "cpuCount": 1, "memoryMB": 192, "diskSizeMB": 512, "envVars": {"A": "b"}}
+    body: dict[str, Any] = {
+        "image": small,
+        "cpuCount": 1,
+        "memoryMB": 192,
+        "diskSizeMB": 512,
+        "envVars": {"A": "b"},
+    }
     answers: list[httpx.Response] = []
 
     def ask() -> None:
@@ -232,7 +238,7 @@ def test_a_sandbox_of_an_image(node: RunningNode, client: httpx.Client, tmp_path
 
 
 def test_another_size_than_the_templates(node: RunningNode, client: httpx.Client) -> None:
-    body = {"templateID": "base", "cpuCount": 2, "memoryMB": 384, "diskSizeMB": 4096}
+    body: dict[str, Any] = {"templateID": "base", "cpuCount": 2, "memoryMB": 384, "diskSizeMB": 4096}
     first, second = (create(client, **body) for _ in range(2))
     assert "prepare" not in second.headers["Server-Timing"]
     for answer in (first, second):

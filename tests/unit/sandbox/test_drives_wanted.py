@@ -18,7 +18,7 @@ SETTINGS = Settings()
 
 
 def wanted(*drives: dict[str, Any]) -> tuple[NewDrive, ...]:
-    body = CreateBodyV1(templateID="base", attachedDrives=list(drives))
+    body = CreateBodyV1.model_validate({"templateID": "base", "attachedDrives": list(drives)})
     return requests.new_sandbox(body, SETTINGS).drives
 
 
@@ -105,4 +105,4 @@ def test_a_cold_create_is_of_an_image_and_of_a_size() -> None:
         requests.new_sandbox(ColdBody(image="a", extraBootArgs="quiet"), SETTINGS)
     for size in ({"cpuCount": 0}, {"memoryMB": 64}, {"diskSizeMB": 0}, {"cpuCount": 1000}):
         with pytest.raises(ValidationError):
-            ColdBody(image="a", **size)
+            ColdBody.model_validate({"image": "a", **size})

@@ -11,6 +11,7 @@ import pytest
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotFound, NotImplementedYet
 from agentenv.image import eviction
 from agentenv.sandbox.admission import Budget, Need
+from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.drives import new_drive
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.requests import Key, NewSandbox, Shape
@@ -60,7 +61,7 @@ async def test_a_larger_disk_needs_no_boot(node: MemoryNode) -> None:
     assert node.identities[-1].disk_mib == 4096
     await node.service.pause(sandbox.id)
     await node.service.connect(sandbox.id, 300)
-    assert node.identities[-1].disk_mib is None
+    assert node.identities[-1] == Identity()
     assert node.hypervisor.machines[sandbox.id].spec.disk_mib == 4096
     await node.service.rollback(sandbox.id)
     assert node.identities[-1].disk_mib == 4096

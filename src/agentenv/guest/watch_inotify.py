@@ -1,6 +1,7 @@
 """Linux's inotify, as far as watching directories needs it: see inotify(7).
 
-Python has no binding for it in the standard library, so the C library is called.
+Python has no binding for it in the standard library, so the C library is called through ctypes,
+which is imported with the first watch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import errno
 import os
 from sys import byteorder
 
-from agentenv.guest.libc import checked, library
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MODIFY = 0x2
 ATTRIB = 0x4
@@ -42,6 +45,8 @@ _NETWORK_FILESYSTEMS = frozenset(
         0x65735546,  # FUSE
     )
 )
+
+_libc: Any = None
 
 
 class Event:
@@ -83,7 +88,7 @@ class Inotify:
 
     def __init__(self) -> None:
         """Raises OSError: EMFILE when the user's limit of instances is reached."""
-        self.fd: int = checked(library().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify", _explain)
+        self.fd: int = _checked(_library().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
 
     def add(self, path: str, *, follow: bool = False) -> int:
         """Watch the directory at `path`; the number that its events carry.
@@ -92,11 +97,11 @@ class Inotify:
             OSError: it is gone or no directory, or ENOSPC when the limit of watches is reached.
         """
         mask = _INTERESTING | _ONLY_DIRECTORY | (0 if follow else _DO_NOT_FOLLOW)
-        return checked(library().inotify_add_watch(self.fd, os.fsencode(path), mask), path, _explain)
+        return _checked(_library().inotify_add_watch(self.fd, os.fsencode(path), mask), path)
 
     def remove(self, watch: int) -> None:
         """Stop a watch; nothing if the kernel already did."""
-        library().inotify_rm_watch(self.fd, watch)
+        _library().inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[Event]:
         """What has happened since the last read; [] when nothing has."""
@@ -121,9 +126,27 @@ def on_network_filesystem(path: str) -> bool:
 
     # struct statfs begins with its type, a word; 256 bytes hold the rest on every architecture.
     buffer = ctypes.create_string_buffer(256)
-    checked(library().statfs(os.fsencode(path), buffer), path, _explain)
+    _checked(_library().statfs(os.fsencode(path), buffer), path)
     kind = int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], byteorder)
     return kind & 0xFFFFFFFF in _NETWORK_FILESYSTEMS
+
+
+def _library() -> Any:
+    global _libc
+    if _libc is None:
+        import ctypes
+
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return _libc
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        import ctypes
+
+        number = ctypes.get_errno()
+        raise OSError(number, _explain(number), what)
+    return result
 
 
 def _explain(number: int) -> str:

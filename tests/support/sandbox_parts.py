@@ -18,6 +18,8 @@ from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
 from agentenv.image.cache import CachedImage
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
+from agentenv.limits import DiskLimits, NetworkLimits
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -85,6 +87,7 @@ class MemoryMachine:
         self.pid = 4242
         self.detached = False
         self.running = True
+        self.limits = DiskLimits()
         self.image: MemoryImage | None = None
         self._sealed: tuple[Layer, ...] = ()
         self._drives = tuple(drive.layers for drive in spec.drives)
@@ -154,6 +157,11 @@ class MemoryMachine:
         anew = into / f"disk.{layer.path.parent.name}"
         anew.write_text("a layer from before")
         return Layer(anew, layer.format)
+
+    async def limit_disk(self, limits: DiskLimits) -> None:
+        await self._steps.at("limit disk")
+        self._require()
+        self.limits = limits
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)
@@ -235,8 +243,10 @@ class MemorySlots:
 
     def __init__(self, steps: Steps, capacity: int = 8) -> None:
         self._steps = steps
+        self.limits: dict[int, NetworkLimits] = {}
         self.capacity = capacity
         self.taken: dict[int, tuple[str, Slot]] = {}
+        self.policies: dict[Slot, Policy] = {}
 
     async def acquire(self, owner: str) -> Slot:
         if len(self.taken) >= self.capacity:
@@ -256,17 +266,34 @@ class MemorySlots:
     async def release(self, slot: Slot) -> None:
         await self._steps.at("release")
         self.taken.pop(slot.index, None)
+        self.limits.pop(slot.index, None)
+        self.policies.pop(slot, None)
 
     @property
     def free(self) -> int:
         return self.capacity - len(self.taken)
 
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        assert self.taken[slot.index][1] == slot
+        await self._steps.at("limit network")
+        self.limits[slot.index] = limits
+
     def hand_over(self, slot: Slot, owner: str) -> None:
         assert self.taken[slot.index][1] == slot
         self.taken[slot.index] = (owner, slot)
 
-    async def adopt(self, owner: str) -> Slot | None:
-        return next((slot for name, slot in self.taken.values() if name == owner), None)
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        if policy == self.policies.get(slot, UNRESTRICTED):
+            return
+        await self._steps.at("apply")
+        assert self.taken[slot.index][1] == slot
+        self.policies[slot] = policy
+
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
+        found = next((slot for name, slot in self.taken.values() if name == owner), None)
+        if found is not None:
+            self.policies[found] = policy
+        return found
 
     async def reap(self, keep: set[str]) -> list[str]:
         doomed = [index for index, (owner, _) in self.taken.items() if owner not in keep]

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import fields
 from datetime import UTC, datetime
+from typing import TypeVar
 from urllib.parse import unquote
 
 from agentenv.api.models import (
+    Asked,
     AttachedDriveBody,
     ChildBody,
     ColdBody,
     CreateBody,
     CreateBodyV1,
+    LimitsBody,
     NetworkConfig,
+    NetworkUpdate,
 )
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.limits import DiskLimits, Limits, NetworkLimits, chosen, spelled
+from agentenv.network.policy import parse
 from agentenv.sandbox.drives import NewDrive, new_drive
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
 from agentenv.sandbox.requests import Key, NewSandbox, Shape
 from agentenv.snapshot.listing import Query as SnapshotQuery
+
+T = TypeVar("T", NetworkLimits, DiskLimits)
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 _STATES = frozenset({"running", "paused"})
@@ -53,6 +62,7 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
         lifecycle=_lifecycle(body, settings),
         network=_network(body.network, internet),
+        limits=limits(body.limits, settings),
         image=body.image if isinstance(body, ColdBody) else None,
         shape=Shape(body.cpuCount, body.memoryMB, body.diskSizeMB),
         drives=tuple(_drive(each) for each in body.attachedDrives or []),
@@ -68,6 +78,25 @@ def _drive(given: AttachedDriveBody) -> NewDrive:
         part=given.subPath,
         disk_mib=given.diskSizeMB,
     )
+
+
+def limits(given: LimitsBody | None, settings: Settings) -> Limits:
+    """The limits that are asked for, within those of the node.
+
+    Raises:
+        InvalidRequest: they cannot be.
+    """
+    asked = given or LimitsBody()
+    return chosen(
+        Limits(_spelled(NetworkLimits, asked.network), _spelled(DiskLimits, asked.disk)),
+        settings.limits,
+        settings.limits_most,
+    )
+
+
+def _spelled(kind: type[T], given: Asked | None) -> T:
+    names = (each.name for each in fields(kind))
+    return kind() if given is None else kind(**{name: getattr(given, spelled(name)) for name in names})
 
 
 def create_timeout(asked: int | None, default_s: int, max_s: int) -> int:
@@ -128,10 +157,20 @@ def snapshot_query(
 
 
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
-    if given is None:
-        return Network(internet=internet)
-    shown = given.model_dump(exclude_none=True)
-    return Network(public=given.allowPublicTraffic is not False, internet=internet, given=shown or None)
+    shown = None if given is None else given.model_dump(exclude_none=True) or None
+    public = given is None or given.allowPublicTraffic is not False
+    return Network(public=public, internet=internet, given=shown, policy=parse(shown, internet))
+
+
+def egress(given: NetworkUpdate) -> Network:
+    """What a sandbox is to be allowed to reach from now on.
+
+    Raises:
+        InvalidRequest: a rule cannot be right.
+    """
+    shown = given.model_dump(exclude_none=True, exclude={"allow_internet_access"}) or None
+    internet = given.allow_internet_access
+    return Network(internet=internet, given=shown, policy=parse(shown, internet))
 
 
 def idempotency_key(value: str | None, body: CreateBody) -> Key | None:

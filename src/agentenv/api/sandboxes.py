@@ -14,7 +14,9 @@ from agentenv.api.models import (
     ConnectBody,
     CreateBody,
     CreateBodyV1,
+    LimitsBody,
     ListedSandbox,
+    NetworkUpdate,
     PauseBody,
     RefreshBody,
     ResumeBody,
@@ -141,11 +143,23 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         phases = await service.kill(sandbox_id)
         return Response(status_code=204, headers=answers.timing(phases))
 
+    @router.put("/sandboxes/{sandbox_id}/limits", status_code=204)
+    async def set_limits(sandbox_id: str, body: LimitsBody) -> Response:
+        """Have these limits in the place of all of before; what is missing is the node's default."""
+        await service.set_limits(sandbox_id, requests.limits(body, settings))
+        return Response(status_code=204)
+
     @router.post("/sandboxes/{sandbox_id}/timeout", status_code=204)
     async def set_timeout(sandbox_id: str, body: TimeoutBody) -> Response:
         """Let a sandbox live `timeout` seconds from now; 0 or less ends it now."""
         timeout_s = requests.bounded_timeout(max(0, body.timeout), settings.timeout_max_s)
         await service.set_timeout(sandbox_id, timeout_s)
+        return Response(status_code=204)
+
+    @router.put("/sandboxes/{sandbox_id}/network", status_code=204)
+    async def set_network(sandbox_id: str, body: NetworkUpdate) -> Response:
+        """Replace what a sandbox may reach; in force when answered, of a paused one from its next start."""
+        await service.set_network(sandbox_id, requests.egress(body))
         return Response(status_code=204)
 
     @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from agentenv.limits import NetworkLimits
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 
 OWNER = "ahead"
@@ -22,9 +24,11 @@ class SlotSource(Protocol):
     @property
     def free(self) -> int: ...
     async def acquire(self, owner: str) -> Slot: ...
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
-    async def adopt(self, owner: str) -> Slot | None: ...
+    async def apply(self, slot: Slot, policy: Policy) -> None: ...
+    async def adopt(self, owner: str, policy: Policy = ...) -> Slot | None: ...
     async def reap(self, keep: set[str]) -> list[str]: ...
 
 
@@ -70,6 +74,10 @@ class SlotsAhead:
         """The same for one who can wait: spare slots are left to others, and it does not count as demand."""
         return await self._source.acquire(owner)
 
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """See Slots.limit."""
+        await self._source.limit(slot, limits)
+
     def hand_over(self, slot: Slot, owner: str) -> None:
         """See Slots.hand_over."""
         self._source.hand_over(slot, owner)
@@ -78,9 +86,13 @@ class SlotsAhead:
         """See Slots.release."""
         await self._source.release(slot)
 
-    async def adopt(self, owner: str) -> Slot | None:
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        """See Slots.apply."""
+        await self._source.apply(slot, policy)
+
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
         """See Slots.adopt."""
-        return await self._source.adopt(owner)
+        return await self._source.adopt(owner, policy)
 
     async def reap(self, keep: set[str]) -> list[str]:
         """See Slots.reap. What was made ahead in this life stays."""

@@ -19,6 +19,7 @@ RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
 RTM_NEWNEIGH = 28
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 
 SCOPE_GLOBAL, SCOPE_LINK = 0, 253
 
@@ -38,6 +39,9 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
 _RTNH_ONLINK, _RTPROT_STATIC, _RTN_UNICAST, _RT_TABLE_MAIN = 4, 4, 1, 254
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TC_ROOT, _TC_HANDLE, _TC_ETHERNET = 0xFFFFFFFF, 0x0AE0000, 1
+_TBF_PARAMETERS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,18 @@ class Route:
     device: int
 
 
-def _attribute(kind: int, payload: bytes) -> bytes:
+def attribute(kind: int, payload: bytes) -> bytes:
+    """A netlink attribute, padded to four bytes."""
     size = 4 + len(payload)
     return struct.pack("=HH", size, kind) + payload + b"\0" * (-size % 4)
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")
 
 
 def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _mac(text: str) -> bytes:
@@ -93,17 +98,17 @@ def add_veth(name: str, mac: str, peer: str, peer_mac: str, peer_namespace: int,
     far = (
         _link_header()
         + _text(_IFLA_IFNAME, peer)
-        + _attribute(_IFLA_ADDRESS, _mac(peer_mac))
+        + attribute(_IFLA_ADDRESS, _mac(peer_mac))
         + _number(_IFLA_MTU, mtu)
         + _number(_IFLA_NET_NS_FD, peer_namespace)
     )
-    info = _text(_IFLA_INFO_KIND, "veth") + _attribute(_IFLA_INFO_DATA, _attribute(_VETH_PEER, far))
+    info = _text(_IFLA_INFO_KIND, "veth") + attribute(_IFLA_INFO_DATA, attribute(_VETH_PEER, far))
     body = (
         _link_header()
         + _text(_IFLA_IFNAME, name)
-        + _attribute(_IFLA_ADDRESS, _mac(mac))
+        + attribute(_IFLA_ADDRESS, _mac(mac))
         + _number(_IFLA_MTU, mtu)
-        + _attribute(_IFLA_LINKINFO, info)
+        + attribute(_IFLA_LINKINFO, info)
     )
     return Request(RTM_NEWLINK, _CREATE | _EXCLUSIVE, body)
 
@@ -111,18 +116,18 @@ def add_veth(name: str, mac: str, peer: str, peer_mac: str, peer_namespace: int,
 def forwarding_only_ipv4(index: int, *, has_ipv6: bool) -> Request:
     """Let the interface forward IPv4, and give itself no IPv6 address."""
     forwarding = _number(_DEVCONF_FORWARDING, 1)
-    families = _attribute(socket.AF_INET, _attribute(_IFLA_INET_CONF, forwarding))
+    families = attribute(socket.AF_INET, attribute(_IFLA_INET_CONF, forwarding))
     if has_ipv6:
-        mode = _attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_ADDR_GEN_NONE]))
-        families += _attribute(socket.AF_INET6, mode)
-    return Request(RTM_NEWLINK, 0, _link_header(index) + _attribute(_IFLA_AF_SPEC, families))
+        mode = attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_ADDR_GEN_NONE]))
+        families += attribute(socket.AF_INET6, mode)
+    return Request(RTM_NEWLINK, 0, _link_header(index) + attribute(_IFLA_AF_SPEC, families))
 
 
 def set_up(index: int, *, mac: str | None = None, mtu: int | None = None) -> Request:
     """Bring an interface up, with a hardware address and MTU if given."""
     body = _link_header(index, _IFF_UP, _IFF_UP)
     if mac is not None:
-        body += _attribute(_IFLA_ADDRESS, _mac(mac))
+        body += attribute(_IFLA_ADDRESS, _mac(mac))
     if mtu is not None:
         body += _number(_IFLA_MTU, mtu)
     return Request(RTM_NEWLINK, 0, body)
@@ -136,8 +141,8 @@ def delete_link(name: str) -> Request:
 def _address_body(index: int, address: IPv4Address, prefix: int, scope: int) -> bytes:
     return (
         struct.pack("=BBBBI", socket.AF_INET, prefix, 0, scope, index)
-        + _attribute(_IFA_LOCAL, address.packed)
-        + _attribute(_IFA_ADDRESS, address.packed)
+        + attribute(_IFA_LOCAL, address.packed)
+        + attribute(_IFA_ADDRESS, address.packed)
     )
 
 
@@ -170,19 +175,42 @@ def add_route(
         socket.AF_INET, prefix, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST, flags,
     )  # fmt: skip
     if prefix:
-        body += _attribute(_RTA_DST, destination.network_address.packed)
+        body += attribute(_RTA_DST, destination.network_address.packed)
     if gateway is not None:
-        body += _attribute(_RTA_GATEWAY, gateway.packed)
+        body += attribute(_RTA_GATEWAY, gateway.packed)
     if source is not None:
-        body += _attribute(_RTA_PREFSRC, source.packed)
+        body += attribute(_RTA_PREFSRC, source.packed)
     return Request(RTM_NEWROUTE, _CREATE | _REPLACE, body + _number(_RTA_OIF, index))
 
 
 def add_neighbour(index: int, address: IPv4Address, mac: str) -> Request:
     """A neighbour that is never asked for by ARP."""
     body = struct.pack("=BxHiHBB", socket.AF_INET, 0, index, _NUD_PERMANENT, 0, 0)
-    body += _attribute(_NDA_DST, address.packed) + _attribute(_NDA_LLADDR, _mac(mac))
+    body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _mac(mac))
     return Request(RTM_NEWNEIGH, _CREATE | _REPLACE, body)
+
+
+def _discipline_header(index: int, handle: int = 0) -> bytes:
+    return struct.pack("=BxxxiIII", socket.AF_UNSPEC, index, handle, _TC_ROOT, 0)
+
+
+def shape(index: int, rate: int, burst: int, queue: int) -> Request:
+    """Let an interface send `rate` bytes per second and `burst` bytes at once; up to `queue` bytes wait,
+    more are dropped. In the place of what it was told before (tc-tbf(8))."""
+    specification = struct.pack("=BBHhHI", 0, _TC_ETHERNET, 0, 0, 0, min(rate, 0xFFFFFFFF))
+    parameters = specification + bytes(len(specification)) + struct.pack("=III", queue, 0, 0)
+    options = (
+        attribute(_TBF_PARAMETERS, parameters)
+        + attribute(_TBF_RATE64, struct.pack("=Q", rate))
+        + _number(_TBF_BURST, burst)
+    )
+    body = _discipline_header(index, _TC_HANDLE) + _text(_TCA_KIND, "tbf") + attribute(_TCA_OPTIONS, options)
+    return Request(RTM_NEWQDISC, _CREATE | _REPLACE, body)
+
+
+def unshape(index: int) -> Request:
+    """Let an interface send as fast as it can again; ENOENT when it was never told otherwise."""
+    return Request(RTM_DELQDISC, 0, _discipline_header(index))
 
 
 class Rtnetlink:
@@ -290,7 +318,7 @@ class Rtnetlink:
 
     def _receive(self) -> list[tuple[int, int, int, bytes]]:
         data = self._socket.recv(1 << 18)
-        return list(_messages(data))
+        return list(messages(data))
 
     def _dump(self, kind: int, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
@@ -311,7 +339,7 @@ class Rtnetlink:
                 parts.append(part)
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """(type, sequence, flags, body) of each message in a datagram."""
     offset = 0
     while offset + 16 <= len(data):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -134,13 +136,20 @@ class Launcher:
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
-            with phases("restore"):
-                live.machine = await self.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)
+            async with self._rules(live, slot, phases):
+                with phases("restore"):
+                    live.machine = await self.hypervisor.restore(
+                        spec, saved, fingerprint=snapshot.fingerprint
+                    )
+            await self._limit(live, phases)
             with phases("run"):
                 await live.machine.run()
         else:
+            async with self._rules(live, slot, phases):
+                pass
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
+            await self._limit(live, phases)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -168,6 +177,8 @@ class Launcher:
             self.slots.hand_over(pooled.slot, live.record.id)
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
+            async with self._rules(live, pooled.slot, phases):
+                await self._limit(live, phases)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -179,6 +190,36 @@ class Launcher:
             return False
         finally:
             await pooled.agent.close()
+
+    @asynccontextmanager
+    async def _rules(self, live: Live, slot: Slot, phases: Phases) -> AsyncIterator[None]:
+        """Have what the sandbox may reach in force when the block is over, by doing it beside."""
+        applying = asyncio.ensure_future(self.slots.apply(slot, live.record.network.policy))
+        try:
+            yield
+            if not live.record.network.policy.unrestricted:
+                with phases("rules"):
+                    await applying
+        finally:
+            await asyncio.gather(applying, return_exceptions=True)
+        applying.result()
+
+    async def limit(self, live: Live, limits: Limits) -> None:
+        """Put limits in force, whatever there was before.
+
+        Raises:
+            HostFault: they cannot be; some of them may be in force.
+        """
+        if live.slot is not None:
+            await self.slots.limit(live.slot, limits.network)
+        if live.machine is not None:
+            await live.machine.limit_disk(limits.disk)
+
+    async def _limit(self, live: Live, phases: Phases) -> None:
+        """The same by the record, for a machine that is new: there is nothing to lift."""
+        if live.record.limits:
+            with phases("limits"):
+                await self.limit(live, live.record.limits)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

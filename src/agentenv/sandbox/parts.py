@@ -10,6 +10,8 @@ from typing import Protocol
 
 from agentenv.image.cache import CachedImage
 from agentenv.image.credentials import Credentials
+from agentenv.limits import NetworkLimits
+from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
 from agentenv.snapshot.records import Start
 from agentenv.vmm.machine import GuestFiles
@@ -30,6 +32,13 @@ class Slots(Protocol):
     async def release(self, slot: Slot) -> None:
         """Take a slot back. Nothing of its owner's is reachable through it afterwards."""
 
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Limit the traffic of a slot from now on; the limits go with it.
+
+        Raises:
+            HostFault: they cannot be set.
+        """
+
     @property
     def free(self) -> int:
         """How many more can be acquired."""
@@ -41,8 +50,16 @@ class Slots(Protocol):
             HostFault: it was released.
         """
 
-    async def adopt(self, owner: str) -> Slot | None:
-        """The slot that `owner` held in an earlier life of this node, if it is whole."""
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        """Have a policy in force at a slot: what the guest in it may reach.
+
+        Raises:
+            HostFault: it could not be applied; the one before is in force.
+        """
+
+    async def adopt(self, owner: str, policy: Policy = ...) -> Slot | None:
+        """The slot that `owner` held in an earlier life of this node, if it is whole, with that policy in
+        force."""
 
     async def reap(self, keep: set[str]) -> list[str]:
         """Release every recorded slot whose owner is not in `keep`; returns their names."""

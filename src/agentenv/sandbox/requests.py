@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotImplementedYet
+from agentenv.limits import NONE, Limits
 from agentenv.sandbox.drives import NewDrive
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
 # E2B's names; an empty value of each is what a sandbox gets anyway.
 UNSUPPORTED_NETWORK = (
-    "allowOut",
-    "denyOut",
     "dnsServers",
     "egressProxy",
     "maskRequestHost",
@@ -45,6 +44,7 @@ class NewSandbox:
     image: str | None = None
     shape: Shape = Shape()
     drives: tuple[NewDrive, ...] = ()
+    limits: Limits = NONE
 
 
 def refuse_unsupported(request: NewSandbox) -> None:
@@ -53,10 +53,13 @@ def refuse_unsupported(request: NewSandbox) -> None:
     Raises:
         NotImplementedYet: it names what.
     """
-    if request.network.internet is False:
-        raise NotImplementedYet("allow_internet_access: false is not part of this version yet")
+    refuse_unsupported_network(request.network)
+
+
+def refuse_unsupported_network(network: Network) -> None:
+    """The same for network settings."""
     for name in UNSUPPORTED_NETWORK:
-        if (request.network.given or {}).get(name):
+        if (network.given or {}).get(name):
             raise NotImplementedYet(f"network.{name} is not part of this version yet")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -28,15 +29,17 @@ from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.ending import Ending
 from agentenv.sandbox.forking import Child, Forking, Results
 from agentenv.sandbox.launch import AgentClient, Launcher
+from agentenv.sandbox.limiting import Limiting
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.networking import Networking
 from agentenv.sandbox.parts import Clock, GuestFilesSource, Images, Slots, SystemClock, Templates
 from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.pool import Pool, bounds_of, makers_of
 from agentenv.sandbox.prepare import FIRST_KINDS, Prepared
 from agentenv.sandbox.pressure import Policy
-from agentenv.sandbox.records import Records, Sandbox
+from agentenv.sandbox.records import Network, Records, Sandbox
 from agentenv.sandbox.recovery import drop_orphans, recover_all
 from agentenv.sandbox.refreshing import Refreshing
 from agentenv.sandbox.registry import Registry
@@ -132,6 +135,8 @@ class Sandboxes:
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._limiting = Limiting(self._core)
+        self._networking = Networking(self._core)
         self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
         self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
@@ -171,6 +176,7 @@ class Sandboxes:
                 set_paused_end(core, live)
             else:
                 core.expiry.set(live.record.id, live.record.end_at)
+        await self._limiting.enforce_all()
         drop_orphans(self.snapshots, [each.record for each in adopted])
         core.collect_soon()
         core.prune()
@@ -259,7 +265,7 @@ class Sandboxes:
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         return self._all.by_signature(path, operation, username, signature, expiration)
 
@@ -319,6 +325,15 @@ class Sandboxes:
         """
         return await self._resuming.connect(sandbox_id, timeout_s, must_be_paused=True)
 
+    async def set_limits(self, sandbox_id: str, limits: Limits) -> None:
+        """Have other limits on a sandbox's network and disk in force when this returns; on those of a paused
+        one when it is resumed.
+
+        Raises:
+            NotFound, Conflict: as for `kill`. HostFault: they cannot be; it has those of before.
+        """
+        await self._limiting.change(sandbox_id, limits)
+
     async def refresh(self, sandbox_id: str, duration_s: int) -> None:
         """Let the sandbox live for at least `duration_s` seconds from now."""
         core = self._core
@@ -350,6 +365,16 @@ class Sandboxes:
                 where its machine is gone.
         """
         return await self._pausing.pause(sandbox_id, memory=memory, healthy=healthy)
+
+    async def set_network(self, sandbox_id: str, egress: Network) -> None:
+        """Replace what a sandbox may reach, as a whole: in force when this returns, and flows that are not
+        allowed any more are cut. A paused one has it from its next start on.
+
+        Raises:
+            NotImplementedYet: it asks for what there is not. NotFound: there is none.
+            HostFault: it could not be applied; what was before is in force.
+        """
+        await self._networking.replace(sandbox_id, egress)
 
     async def checkpoint(
         self, sandbox_id: str, name: str | None = None, *, memory: bool = True

@@ -134,6 +134,7 @@ async def test_nulls_unknown_fields_and_defaults_pass(client: httpx.AsyncClient)
         ({"templateID": "base", "autoResume": True}, "autoResume"),
         ({"templateID": "base", "network": []}, "network"),
         ({"templateID": "base", "network": {"allowOut": "1.1.1.1"}}, "network.allowOut"),
+        ({"templateID": "base", "network": {"allowOut": ["example.com"]}}, "network.allowOut"),
     ],
 )
 @pytest.mark.parametrize("path", ["/sandboxes", "/v2/sandboxes"])
@@ -161,8 +162,7 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     "body",
     [
-        {"allow_internet_access": False},
-        {"network": {"denyOut": ["0.0.0.0/0"]}},
+        {"network": {"httpsPorts": [8443]}},
         {"network": {"rules": {"x.com": [{"transform": {}}]}}},
         {"network": {"egressProxy": {"address": "1.1.1.1:1080"}}},
         {"mcp": {"x": {}}},
@@ -244,6 +244,36 @@ async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncCli
     assert not {"network", "allowInternetAccess"} & set(plain)
 
 
+async def test_limits_are_taken_shown_and_replaced(client: httpx.AsyncClient) -> None:
+    limits = {"network": {"rxBytesPerSecond": 1 << 20}, "disk": {"iops": 100, "burstOperations": 200}}
+    path = f"/sandboxes/{(await create(client, limits=limits))['sandboxID']}"
+    assert (await client.get(path)).json()["limits"] == limits
+    assert (await client.put(f"{path}/limits", json={"disk": {"iops": 50}})).status_code == 204
+    assert (await client.get(path)).json()["limits"] == {"disk": {"iops": 50}}
+    assert (await client.put(f"{path}/limits", json={})).status_code == 204
+    assert "limits" not in (await client.get(path)).json()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"network": {"rxBytesPerSecond": 5}},
+        {"network": {"rxBytesPerSecond": -1}},
+        {"network": {"rxBytesPerSecond": "1M"}},
+        {"network": {"rxBytesPerSecond": 1.5}},
+        {"network": {"bytesPerSecond": 1 << 20}},
+        {"disk": {"burstBytes": 1 << 30}},
+        {"memory": {}},
+        [],
+    ],
+)
+async def test_limits_that_cannot_be(client: httpx.AsyncClient, limits: Any) -> None:
+    refused = await client.post("/v2/sandboxes", json={"templateID": "base", "limits": limits})
+    assert_fault(refused, 400, "limits")
+    path = f"/sandboxes/{(await create(client))['sandboxID']}/limits"
+    assert_fault(await client.put(path, json=limits), 400)
+
+
 @pytest.mark.parametrize(
     "name", ["ix", "x" * 5000, "%00", "a%2Fb", "..%2F..", "%F0%9F%92%A9", "%ff", "a;b'\""]
 )
@@ -255,6 +285,7 @@ async def test_unknown_ids_are_404_everywhere(client: httpx.AsyncClient, name: s
         ("POST", "/refreshes", {"duration": 10}),
         ("POST", "/connect", {"timeout": 10}),
         ("POST", "/pause", None),
+        ("PUT", "/limits", {}),
     ]:
         assert_fault(await client.request(method, f"/sandboxes/{name}{path}", json=body), 404)
 
@@ -341,6 +372,30 @@ async def test_kill(client: httpx.AsyncClient, node: MemoryNode) -> None:
     assert "release;dur=" in answer.headers["server-timing"]
     assert_fault(await client.delete(f"/sandboxes/{name}"), 404)
     node.assert_empty()
+
+
+async def test_network_rules(client: httpx.AsyncClient, node: MemoryNode) -> None:
+    sandbox = (await create(client, network={"allowPublicTraffic": True, "denyOut": ["8.8.8.8"]}))[
+        "sandboxID"
+    ]
+    path = f"/sandboxes/{sandbox}"
+    rules = {"allowOut": ["1.1.1.1", "example.com"], "denyOut": ["0.0.0.0/0"]}
+    kept = {"allowPublicTraffic": True}
+    answer = await client.put(f"{path}/network", json=rules)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert (await client.get(path)).json()["network"] == {**kept, **rules}
+    record = node.service.get(sandbox)
+    assert record.slot is not None
+    assert node.slots.policies[record.slot].allow_names == ("example.com",)
+    assert_fault(await client.put(f"{path}/network", json={"denyOut": ["example.com"]}), 400, "denyOut")
+    assert_fault(await client.put(f"{path}/network", json={"rules": {"a.com": [{}]}}), 501, "rules")
+    assert (await client.get(path)).json()["network"] == {**kept, **rules}
+    assert (await client.put(f"{path}/network", json={"allow_internet_access": False})).status_code == 204
+    shown = (await client.get(path)).json()
+    assert (shown["allowInternetAccess"], shown["network"]) == (False, kept)
+    assert (await client.put(f"{path}/network", json={})).status_code == 204
+    assert "allowInternetAccess" not in (await client.get(path)).json()
+    assert_fault(await client.put("/sandboxes/nosuch/network", json={}), 404)
 
 
 @pytest.mark.parametrize("prefix", ["", "/v2"])

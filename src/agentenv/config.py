@@ -342,6 +342,17 @@ class Settings(BaseSettings):
     step_keep_s: float = Field(
         default=30 * 24 * 3600.0, ge=0, description="Seconds that a step nobody uses is kept at most."
     )
+    shape_cache_mib: int = Field(
+        default=20480,
+        ge=0,
+        description="MiB of snapshots of other sizes than their template's, and of images of sandboxes, that "
+        "are kept to be started from again.",
+    )
+    shape_keep_s: float = Field(
+        default=7 * 24 * 3600.0,
+        ge=0,
+        description="Seconds that one of these that nobody uses is kept at most.",
+    )
     context_max_mib: int = Field(
         default=8192, ge=1, description="MiB of the largest upload of files that a build copies."
     )

@@ -159,6 +159,7 @@ class Node:
             partial(guest.load, settings),
             snapshots=snapshots,
             upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
+            images=images,
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)

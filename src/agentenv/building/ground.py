@@ -13,9 +13,11 @@ from agentenv.building.definition import BASE, Definition
 from agentenv.building.plan import Context, Root
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
-from agentenv.errors import AenvError, InvalidRequest
+from agentenv.errors import AenvError
+from agentenv.image import source
 from agentenv.image.cache import CachedImage
 from agentenv.image.credentials import Credentials
+from agentenv.sandbox.parts import Held, Images, Progress
 from agentenv.sandbox.prepare import Prepared
 from agentenv.snapshot.records import Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -25,30 +27,6 @@ from agentenv.vmm.machine import Layer
 # E2B's convention: who commands run as in an image that does not say.
 USER = "user"
 IMAGE = "image:"
-_LOCAL = ("oci:", "archive:", "rootfs:", "debootstrap:", "/", "./", "../", "~")
-
-Progress = Callable[[str], None]
-
-
-class Held(Protocol):
-    """What keeps something until it is released."""
-
-    def release(self) -> None: ...
-
-
-class Images(Protocol):
-    """Where root filesystems of images come from; see image.cache.Images."""
-
-    async def get(
-        self,
-        source: str,
-        *,
-        credentials: Credentials | None = None,
-        disk_mib: int | None = None,
-        progress: Progress,
-    ) -> CachedImage: ...
-
-    def keep(self, digest: str) -> Held: ...
 
 
 class Catalogue(Protocol):
@@ -155,11 +133,8 @@ class Grounds:
     async def _of_image(
         self, image: str, credentials: Credentials | None, build: Build | None, progress: Progress
     ) -> Ground:
-        if image.startswith(_LOCAL) and not self._settings.build_from_paths:
-            raise InvalidRequest(
-                f"{image} is no image of a registry",
-                remedy="AENV_BUILD_FROM_PATHS lets builds read images from this host's files",
-            )
+        if not self._settings.build_from_paths:
+            image = source.remote_only(image)
         found = await self._images.get(image, credentials=credentials, progress=progress)
         if build is not None and (disk_mib := grown(found, build.free_mib)) is not None:
             found = await self._images.get(

@@ -22,7 +22,7 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import State
 from agentenv.snapshot.records import Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
+from agentenv.vmm.machine import Drive, GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,10 @@ class Launcher:
         # A new sandbox of a template gets the agent in force: the snapshot is made anew if it has another.
         new = snapshot.kind == "template" and record.state is State.CREATING
         guest = self.guest_files(None if new or not saved else snapshot.fingerprint)
-        resources = Resources(record.vcpus, record.memory_mib, record.disk_mib)
-        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
+        drives = self.snapshots.drives(record.drives_on(snapshot))
+        spec = spec_of(
+            record.id, record.resources, slot, self.snapshots.layers(snapshot), guest, drives=drives
+        )
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
@@ -166,7 +168,7 @@ class Launcher:
         commit: Callable[[Sandbox], None],
     ) -> bool:
         """Start with a machine that was held ready; False when there is none that will do."""
-        if self._ready is None or live.slot is not None:
+        if self._ready is None or live.slot is not None or not fits(live.record, snapshot):
             return False
         pooled = self._ready.take(snapshot)
         if pooled is None:
@@ -245,7 +247,13 @@ class Launcher:
 
 
 def spec_of(
-    machine_id: str, resources: Resources, slot: Slot, layers: tuple[Layer, ...], guest: GuestFiles
+    machine_id: str,
+    resources: Resources,
+    slot: Slot,
+    layers: tuple[Layer, ...],
+    guest: GuestFiles,
+    *,
+    drives: tuple[Drive, ...] = (),
 ) -> MachineSpec:
     """A machine in a slot, above disk layers."""
     return MachineSpec(
@@ -257,7 +265,13 @@ def spec_of(
         layers=layers,
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
+        drives=drives,
     )
+
+
+def fits(record: Sandbox, snapshot: Snapshot) -> bool:
+    """Whether a machine of a snapshot is as the sandbox is to be, with nothing added."""
+    return not record.drives and record.resources == snapshot.resources
 
 
 def full_identity(record: Sandbox) -> Identity:
@@ -276,8 +290,16 @@ def full_identity(record: Sandbox) -> Identity:
 
 def identity_after(record: Sandbox, snapshot: Snapshot, *, memory: bool) -> Identity:
     """What the guest is to be told when it starts from `snapshot`: nothing that it still knows."""
-    knows = memory and snapshot.memory is not None and snapshot.sandbox_id == record.id
-    return Identity() if knows else full_identity(record)
+    remembers = memory and snapshot.memory is not None
+    if remembers and snapshot.sandbox_id == record.id:
+        return Identity()
+    mounted = len(snapshot.drives) if remembers else 0
+    grown = record.disk_mib != snapshot.resources.disk_mib
+    return replace(
+        full_identity(record),
+        drives={place: drive for place, drive in enumerate(record.drives) if place >= mounted},
+        disk_mib=record.disk_mib if grown else None,
+    )
 
 
 def new_machine_id() -> str:

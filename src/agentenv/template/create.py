@@ -33,6 +33,7 @@ from agentenv.template.store import Templates, check_name, new_id
 
 KIND = "template-build"
 DISK_MIB_MAX = 1 << 20
+MEMORY_MIB_MIN = 128
 MEMORY_MIB_MAX = 1 << 20
 VCPUS_MAX = 64
 
@@ -68,7 +69,7 @@ async def create(
     check_name(name)
     shape = Shape(
         _within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
-        _within("memory", memory_mib or settings.memory_mib, 128, MEMORY_MIB_MAX),
+        _within("memory", memory_mib or settings.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX),
     )
     wanted_mib = _within("disk", disk_mib or settings.disk_mib, 64, DISK_MIB_MAX)
     creation = _Creation(settings, database, ledger, name, source, shape, force, progress)

@@ -232,8 +232,8 @@ class Builder:
                 key, lambda told: self._take_turn(planned, ground, told), feed.pass_on
             )
         named = self._templates.named(build.template_id)
-        settings = planned.context.settings
-        await self._maker.for_template(made, Descent(named.id, named.name, build.id), settings)
+        descent = Descent(named.id, named.name, build.id)
+        await self._maker.for_template(made, descent, planned.settings)
         return _template(named, build, definition, planned, made)
 
     async def _take_turn(self, planned: Plan, ground: Ground, feed: Feed) -> Snapshot:
@@ -260,7 +260,7 @@ class Builder:
 
 
 def _template(named: Named, build: Build, definition: Definition, planned: Plan, made: Snapshot) -> Template:
-    context, resources = planned.context, planned.root.resources
+    context, resources, config = planned.context, planned.root.resources, planned.root.config
     return Template(
         id=named.id,
         name=named.name,
@@ -278,7 +278,12 @@ def _template(named: Named, build: Build, definition: Definition, planned: Plan,
         created_at=named.created_at,
         updated_at=time.time(),
         env=dict(context.env),
+        entrypoint=config.entrypoint,
+        cmd=config.cmd,
         start=planned.start,
+        labels=dict(config.labels),
+        exposed_ports=config.exposed_ports,
+        init=planned.init,
     )
 
 

@@ -137,7 +137,9 @@ class Grounds:
         context = Context(template.default_user, template.default_workdir, dict(template.env))
         identity = f"template {template.build_id if template.rootfs else template.digest}"
         # What a template's start command started would go on beside that of the new one: so it is booted.
-        same = resources == snapshot.resources and not (build and template.start.command)
+        same = resources == snapshot.resources and not (
+            build and (template.start.command or template.init != "agent")
+        )
         return Ground(
             Root(
                 f"{identity} {'going on' if same else 'booted'}",
@@ -145,6 +147,8 @@ class Grounds:
                 context,
                 template.start,
                 login_path=None if template.rootfs else template.env.get("PATH"),
+                init=template.init,
+                config=template.image_config,
             ),
             self._snapshots.layers(snapshot),
             snapshot if same else None,
@@ -178,6 +182,8 @@ class Grounds:
                 context,
                 says_user=bool(config.user),
                 says_workdir=bool(config.workdir),
+                init=config.init,
+                config=config,
             ),
             (Layer(Path(found.rootfs), "raw"),),
             account=USER if user == USER else None,

@@ -59,6 +59,15 @@ def credentials(username: str | None, password_stdin: bool) -> Credentials | Non
     return Credentials(username, sys.stdin.readline().rstrip("\r\n"))
 
 
+def init_option(function: F) -> F:
+    """`--init agent|systemd`."""
+    return click.option(
+        "--init",
+        type=click.Choice(["agent", "systemd"]),
+        help="What is process 1 of its sandboxes (as the image says: systemd if that is its entry point).",
+    )(function)
+
+
 def output_option(function: F) -> F:
     """`--output table|json`."""
     return click.option(

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from agentenv import config
-from agentenv.cli.options import credential_options, credentials, home_option, output_option
+from agentenv.cli.options import credential_options, credentials, home_option, init_option, output_option
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
 if TYPE_CHECKING:
     from agentenv.records.database import Database
+    from agentenv.snapshot.records import Init
     from agentenv.template.store import Template
 
 
@@ -33,6 +34,7 @@ def command() -> None:
 @click.option("--vcpus", type=click.IntRange(min=1), help="Virtual cpus (1).")
 @click.option("--memory", type=click.IntRange(min=128), metavar="MIB", help="Memory in MiB (512).")
 @click.option("--disk", type=click.IntRange(min=64), metavar="MIB", help="Root disk in MiB (2048).")
+@init_option
 @click.option("--force", is_flag=True, help="Make it anew even if it is up to date.")
 @credential_options
 @home_option
@@ -42,6 +44,7 @@ def create(
     vcpus: int | None,
     memory: int | None,
     disk: int | None,
+    init: Init | None,
     force: bool,
     username: str | None,
     password_stdin: bool,
@@ -86,6 +89,7 @@ def create(
                 memory_mib=memory,
                 disk_mib=disk,
                 force=force,
+                init=init,
                 credentials=credentials(username, password_stdin),
                 progress=Steps(),
             )

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.errors import StoreCorrupt
+
+# Programs that are systemd, by the names that images start it with.
+SYSTEMD_PROGRAMS = frozenset(
+    ("/sbin/init", "/usr/sbin/init", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "/bin/systemd")
+)
+# A label by which an image says that it is to be started with systemd.
+INIT_LABEL = "org.agentenv.init"
 
 DOCUMENT_LIMIT = 8 << 20  # bytes; manifests and configurations are read whole
 
@@ -46,6 +53,14 @@ class ImageConfig:
             exposed_ports=tuple(sorted(_object(config, "ExposedPorts"))),
             labels={key: str(value) for key, value in _object(config, "Labels").items()},
         )
+
+    @property
+    def init(self) -> Literal["agent", "systemd"]:
+        """What is to be process 1: systemd where the image starts it, or has the label that says so."""
+        program = (*self.entrypoint, *self.cmd)[:1]
+        if self.labels.get(INIT_LABEL) == "systemd" or SYSTEMD_PROGRAMS.issuperset(program or ("",)):
+            return "systemd"
+        return "agent"
 
     def document(self) -> dict[str, Any]:
         """A JSON object from which `from_document` makes an equal value."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
+from agentenv.guestimage.initramfs import SYSTEMD
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -17,7 +18,7 @@ from agentenv.sandbox.parts import GuestFilesSource, Slots
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import State
-from agentenv.snapshot.records import Resources, Snapshot
+from agentenv.snapshot.records import Init, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
 
@@ -128,7 +129,7 @@ class Launcher:
         new = snapshot.kind == "template" and record.state is State.CREATING
         guest = self.guest_files(None if new or not saved else snapshot.fingerprint)
         resources = Resources(record.vcpus, record.memory_mib, record.disk_mib)
-        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
+        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest, record.guest.init)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
@@ -196,9 +197,14 @@ class Launcher:
 
 
 def spec_of(
-    machine_id: str, resources: Resources, slot: Slot, layers: tuple[Layer, ...], guest: GuestFiles
+    machine_id: str,
+    resources: Resources,
+    slot: Slot,
+    layers: tuple[Layer, ...],
+    guest: GuestFiles,
+    init: Init = "agent",
 ) -> MachineSpec:
-    """A machine in a slot, above disk layers."""
+    """A machine in a slot, above disk layers; `init` is its process 1 if it boots."""
     return MachineSpec(
         id=machine_id,
         vcpus=resources.vcpus,
@@ -208,6 +214,7 @@ def spec_of(
         layers=layers,
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
+        words=(SYSTEMD,) if init == "systemd" else (),
     )
 
 

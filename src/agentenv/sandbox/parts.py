@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentenv.network.slot import Slot
-from agentenv.snapshot.records import Start
+from agentenv.snapshot.records import Init, Start
 from agentenv.vmm.machine import GuestFiles
 
 
@@ -69,6 +69,8 @@ class Template(Protocol):
     def default_user(self) -> str: ...
     @property
     def default_workdir(self) -> str | None: ...
+    @property
+    def init(self) -> Init: ...
     @property
     def start(self) -> Start:
         """What runs in each of its sandboxes from the first snapshot on."""

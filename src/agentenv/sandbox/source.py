@@ -22,12 +22,17 @@ class Source:
     snapshot: Snapshot | None = None
 
 
+def settings_of(template: Template) -> GuestSettings:
+    """What processes in a template's sandboxes start with."""
+    return GuestSettings(dict(template.env), template.default_user, template.default_workdir, template.init)
+
+
 def of_template(template: Template) -> Source:
     """A template as a source."""
     return Source(
         Origin(template.id, template.name, template.build_id),
         Resources(template.vcpus, template.memory_mib, template.disk_mib),
-        GuestSettings(dict(template.env), template.default_user, template.default_workdir),
+        settings_of(template),
         template=template,
     )
 

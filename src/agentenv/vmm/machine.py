@@ -48,7 +48,8 @@ class MachineSpec:
     """A machine to be launched.
 
     `layers` go from the bottom up; above them the machine writes to a layer of its own, of
-    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as.
+    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as. With `words`
+    the guest's kernel is told more, when it boots.
     """
 
     id: str
@@ -59,6 +60,7 @@ class MachineSpec:
     layers: tuple[Layer, ...]
     nic: Nic
     uid: int
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

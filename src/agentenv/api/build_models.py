@@ -44,16 +44,21 @@ class RegistryBody(Asked):
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
     serviceAccountJson: str | None = Field(default=None, repr=False)
+    awsAccessKeyId: str | None = None
+    awsSecretAccessKey: str | None = Field(default=None, repr=False)
+    awsRegion: str | None = Field(default=None, pattern=r"^[a-z0-9-]{1,40}$")
 
 
 class StartBody(Asked):
-    """What a build is made of."""
+    """What a build is made of. An addition to E2B's: `init` says what is process 1 of sandboxes, where that is
+    not to be as the image or template says."""
 
     fromImage: str | None = Field(default=None, max_length=1024)
     fromTemplate: str | None = Field(default=None, max_length=1024)
     fromImageRegistry: RegistryBody | None = Field(default=None, repr=False)
     startCmd: str | None = None
     readyCmd: str | None = None
+    init: Literal["agent", "systemd"] | None = None
     force: bool | None = None
     steps: list[StepBody] | None = None
 

@@ -19,20 +19,18 @@ from agentenv.building.maker import Maker
 from agentenv.building.plan import Plan, plan
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
-from agentenv.errors import AenvError, Conflict, InvalidRequest, NotFound, StoreFault
+from agentenv.errors import AenvError, Conflict, NotFound, StoreFault
 from agentenv.sandbox.core import RETRY_S
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import Descent, Snapshot
 from agentenv.template import names
 from agentenv.template.builds import Builds
-from agentenv.template.create import DISK_MIB_MAX, MEMORY_MIB_MAX, VCPUS_MAX
 from agentenv.template.records import Build, Named, Reason, Template
+from agentenv.template.sizes import DISK_MIB_MAX, MEMORY_MIB_MAX, MEMORY_MIB_MIN, VCPUS_MAX, within
 from agentenv.template.states import ENDS, BuildState
 from agentenv.template.store import Templates
 
 log = logging.getLogger(__name__)
-
-MEMORY_MIB_MIN = 128
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,11 @@ class Builder:
         if self._stopping:
             raise Stopping("the node is stopping", retry_after=10)
         reference = names.parse(name)
-        _within("cpuCount", vcpus, 1, VCPUS_MAX)
-        _within("memoryMB", memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)
-        _within("minFreeDiskMb", free_mib, 0, DISK_MIB_MAX)
+        if vcpus is not None:
+            within("cpuCount", vcpus, 1, VCPUS_MAX)
+        if memory_mib is not None:
+            within("memoryMB", memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)
+        within("minFreeDiskMb", free_mib or 0, 0, DISK_MIB_MAX)
         known = self._templates.find_named(reference.name)
         build = self._builds.open(
             known.name if known else reference.name,
@@ -285,8 +285,3 @@ def _template(named: Named, build: Build, definition: Definition, planned: Plan,
         exposed_ports=config.exposed_ports,
         init=planned.init,
     )
-
-
-def _within(what: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
-        raise InvalidRequest(f"{what}: {value} is not possible", remedy=f"between {least} and {most}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agentenv.errors import InvalidRequest
 from agentenv.image.config import SYSTEMD_PROGRAMS
-from agentenv.image.credentials import Credentials
+from agentenv.image.credentials import AwsKeys, Credentials
 from agentenv.snapshot.records import Init, Start
 
 STEPS_MAX = 1000
@@ -62,7 +62,8 @@ class Step:
 @dataclass(frozen=True)
 class Definition:
     """A build's definition. Of `image` and `template` one is given. With `force` nothing that is known is
-    used. Without `init` the base says what is process 1 of sandboxes. `credentials` are for this build's pull alone, and are in no record, key or log."""
+    used. Without `init` the base says what is process 1 of sandboxes. `credentials` are for this build's
+    pull alone, and are in no record, key or log."""
 
     image: str | None = None
     template: str | None = None
@@ -70,7 +71,7 @@ class Definition:
     start: Start = field(default_factory=Start)
     force: bool = False
     init: Init | None = None
-    credentials: Credentials | None = field(default=None, repr=False)
+    credentials: Credentials | AwsKeys | None = field(default=None, repr=False)
 
     @property
     def base(self) -> str:
@@ -86,7 +87,7 @@ def define(
     start: Start | None = None,
     force: bool = False,
     init: Init | None = None,
-    credentials: Credentials | None = None,
+    credentials: Credentials | AwsKeys | None = None,
 ) -> Definition:
     """A definition, checked as far as it can be without making anything.
 

@@ -144,6 +144,8 @@ class Maker:
             tries -= 1
             try:
                 async with self._workshop.booted(root.resources, ground.layers) as bench:
+                    if ground.grows:
+                        await program(bench.guest, "failed to grow the disk", feed, BASE, "grow")
                     if ground.account is not None:
                         arguments = (ground.account, "sudo")
                         await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)

@@ -136,8 +136,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a build. Its steps are done with the agent as process 1, whatever `init` says of sandboxes. `key` is that of the whole, `forced` that of the first step (0: the base) from which on
-    nothing that is known may be used; None where all may."""
+    """All of a build. `key` is that of the whole, `forced` that of the first step (0: the base) from which on
+    nothing that is known may be used; None where all may. `init` is of sandboxes: steps are carried out with
+    the agent as process 1."""
 
     root: Root
     steps: tuple[Planned, ...]

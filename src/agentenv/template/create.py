@@ -15,7 +15,6 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings
-from agentenv.errors import InvalidRequest
 from agentenv.image.bootstrap import System
 from agentenv.image.build import BuiltImage, build_rootfs
 from agentenv.image.cache import CachedImage, Credentials, Images
@@ -30,12 +29,17 @@ from agentenv.records.ledger import Entry, Ledger
 from agentenv.snapshot.records import Init
 from agentenv.template import base, workspace
 from agentenv.template.records import Template
+from agentenv.template.sizes import (
+    DISK_MIB_MAX,
+    DISK_MIB_MIN,
+    MEMORY_MIB_MAX,
+    MEMORY_MIB_MIN,
+    VCPUS_MAX,
+    within,
+)
 from agentenv.template.store import Templates, check_name, new_id
 
 KIND = "template-build"
-DISK_MIB_MAX = 1 << 20
-MEMORY_MIB_MAX = 1 << 20
-VCPUS_MAX = 64
 
 # Part of every recipe: raise it when the same source makes another filesystem than before.
 FORMAT = 1
@@ -70,10 +74,10 @@ async def create(
     """
     check_name(name)
     shape = Shape(
-        _within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
-        _within("memory", memory_mib or settings.memory_mib, 128, MEMORY_MIB_MAX),
+        within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
+        within("memory", memory_mib or settings.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX),
     )
-    wanted_mib = _within("disk", disk_mib or settings.disk_mib, 64, DISK_MIB_MAX)
+    wanted_mib = within("disk", disk_mib or settings.disk_mib, DISK_MIB_MIN, DISK_MIB_MAX)
     creation = _Creation(settings, database, ledger, name, source, shape, force, init, progress)
     if isinstance(parse(source, os.path.lexists), Bootstrap):
         template = await creation.from_packages(
@@ -204,12 +208,6 @@ class _Creation:
                 init=self.init or built.config.init,
             )
         )
-
-
-def _within(what: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise InvalidRequest(f"{what} of {value} is not possible", remedy=f"between {least} and {most}")
-    return value
 
 
 def recipe_of(source: str, disk_mib: int, system: System) -> str:

@@ -50,8 +50,8 @@ class RegistryBody(Asked):
 
 
 class StartBody(Asked):
-    """What a build is made of. An addition to E2B's: `init` says what is process 1 of sandboxes, where that is
-    not to be as the image or template says."""
+    """What a build is made of. An addition to E2B's: `init` says what is process 1 of sandboxes, where that
+    is not to be as the image or template says."""
 
     fromImage: str | None = Field(default=None, max_length=1024)
     fromTemplate: str | None = Field(default=None, max_length=1024)

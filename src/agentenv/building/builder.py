@@ -12,6 +12,7 @@ from functools import partial
 
 from agentenv.building.contexts import Contexts
 from agentenv.building.definition import BASE, Definition
+from agentenv.building.export import Exporter
 from agentenv.building.flights import Flights
 from agentenv.building.ground import Ground, Grounds
 from agentenv.building.logs import PAGE_MAX, Entry, Feed, Logs
@@ -53,8 +54,10 @@ class Builder:
         contexts: Contexts,
         grounds: Grounds,
         maker: Maker,
+        exporter: Exporter,
     ) -> None:
         self.contexts = contexts
+        self.exporter = exporter
         self._templates = templates
         self._builds = builds
         self._logs = logs

@@ -152,7 +152,7 @@ class Grounds:
         snapshot = await self._prepared.of(template)
         layers = self._snapshots.layers(snapshot)
         resources = _resources(build, snapshot.resources)
-        if build is not None and (disk_mib := grown(_used(layers), resources.disk_mib, build.free_mib)):
+        if build is not None and (disk_mib := grown(used_bytes(layers), resources.disk_mib, build.free_mib)):
             resources = replace(resources, disk_mib=within("minFreeDiskMb", disk_mib, 0, DISK_MIB_MAX))
         context = Context(template.default_user, template.default_workdir, dict(template.env))
         identity = f"template {template.build_id if template.rootfs else template.digest}"
@@ -218,7 +218,7 @@ def grown(used_bytes: int, disk_mib: int, free_mib: int) -> int | None:
     return wanted if wanted > disk_mib else None
 
 
-def _used(layers: Sequence[Layer]) -> int:
+def used_bytes(layers: Sequence[Layer]) -> int:
     """Bytes that the layers of a disk take on the host: at least those of its files."""
     return sum(layer.path.stat().st_blocks * 512 for layer in layers)
 

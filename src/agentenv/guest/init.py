@@ -27,8 +27,8 @@ def register(
     """Adds /init, /health, /envs, /fsfreeze and /fsthaw.
 
     Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
-    agent that does not run in a machine of its own. With `remember` an agent that comes after this one goes on
-    with what was said here.
+    agent that does not run in a machine of its own. With `remember` an agent that comes after this one goes
+    on with what was said here.
     """
     freezer = Freezer() if change_system else Freezer(lambda: None)
     files: list[Callable[[], object]] = []

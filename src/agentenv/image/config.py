@@ -12,8 +12,9 @@ from agentenv.errors import StoreCorrupt
 SYSTEMD_PROGRAMS = frozenset(
     ("/sbin/init", "/usr/sbin/init", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "/bin/systemd")
 )
-# A label by which an image says that it is to be started with systemd.
+# A label by which an image says whether it is to be started with systemd or not.
 INIT_LABEL = "org.agentenv.init"
+_INITS: dict[str, Literal["agent", "systemd"]] = {"agent": "agent", "systemd": "systemd"}
 
 DOCUMENT_LIMIT = 8 << 20  # bytes; manifests and configurations are read whole
 
@@ -56,11 +57,23 @@ class ImageConfig:
 
     @property
     def init(self) -> Literal["agent", "systemd"]:
-        """What is to be process 1: systemd where the image starts it, or has the label that says so."""
+        """What is to be process 1: what the label says, else systemd where the image starts it."""
         program = (*self.entrypoint, *self.cmd)[:1]
-        if self.labels.get(INIT_LABEL) == "systemd" or SYSTEMD_PROGRAMS.issuperset(program or ("",)):
-            return "systemd"
-        return "agent"
+        starts = bool(program) and program[0] in SYSTEMD_PROGRAMS
+        return _INITS.get(self.labels.get(INIT_LABEL, ""), "systemd" if starts else "agent")
+
+    def image_document(self) -> dict[str, Any]:
+        """The `config` object of an image, of which `from_image` makes an equal value."""
+        fields: dict[str, Any] = {
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in self.exposed_ports},
+            "Env": [f"{key}={value}" for key, value in self.env.items()],
+            "Entrypoint": list(self.entrypoint),
+            "Cmd": list(self.cmd),
+            "WorkingDir": self.workdir,
+            "Labels": dict(self.labels),
+        }
+        return {key: value for key, value in fields.items() if value}
 
     def document(self) -> dict[str, Any]:
         """A JSON object from which `from_document` makes an equal value."""

@@ -1,4 +1,4 @@
-"""A template exported with the command line, and read by others: what its sandboxes find, and nothing else."""
+"""A template exported with the command line and read by others: what its sandboxes find, nothing else."""
 
 from __future__ import annotations
 

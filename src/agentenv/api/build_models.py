@@ -124,8 +124,24 @@ class LogsAnswer(Given):
     logs: list[LogAnswer]
 
 
+class ConfigAnswer(Given):
+    """How what a build made is run. Entry point, command, ports and labels are what the image below says, and
+    are kept for whoever exports it; what runs in sandboxes is the start command, and `init` as process 1."""
+
+    user: str
+    workdir: str
+    env: dict[str, str]
+    entrypoint: list[str]
+    cmd: list[str]
+    exposedPorts: list[str]
+    labels: dict[str, str]
+    init: Literal["agent", "systemd"]
+    startCmd: str | None = None
+    readyCmd: str | None = None
+
+
 class ListedBuild(Given):
-    """A build in a template's detail."""
+    """A build in a template's detail; `config` is more than E2B shows."""
 
     buildID: str
     status: Literal["waiting", "building", "ready", "error"]
@@ -136,6 +152,7 @@ class ListedBuild(Given):
     memoryMB: int
     diskSizeMB: int | None = None
     envdVersion: str | None = None
+    config: ConfigAnswer | None = None
     tags: list[str] = Field(default_factory=list)
 
 

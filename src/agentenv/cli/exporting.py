@@ -21,8 +21,8 @@ def file_of(name: str) -> Path:
 
 
 def export(url: str, api_key: str, name: str, file: Path) -> int:
-    """Write a template's archive to a file, or to standard output; returns its bytes. Of a failed call no file
-    is left.
+    """Write a template's archive to a file, or to standard output; returns its bytes. Of a failed call no
+    file is left.
 
     Raises:
         InvalidRequest: the file is there already. StoreFault: it cannot be written.

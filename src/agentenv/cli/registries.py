@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agentenv.config import default_docker_config
 from agentenv.dockerfile.plan import Image, Plan, Stage
 from agentenv.errors import InvalidRequest
 from agentenv.image import reference
@@ -58,10 +56,13 @@ def from_docker(plan: Plan) -> Logins:
         InvalidRequest: the configuration cannot be read, or has an identity token, which cannot be sent on.
         HostFault: a helper fails.
     """
+    import asyncio  # which takes 50 ms, and a build without this does without
+
     return asyncio.run(_from_docker(registries(plan)))
 
 
 async def _from_docker(hosts: tuple[str, ...]) -> Logins:
+    from agentenv.config import default_docker_config
     from agentenv.image.registry.docker_config import login
 
     found = {}

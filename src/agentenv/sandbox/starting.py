@@ -75,12 +75,13 @@ async def start(
     tell("info", "Template is ready")
 
 
-async def until_systemd(guest: Runs, tell: Tell, *, limit_s: float = SYSTEMD_LIMIT_S) -> None:
+async def until_systemd(guest: Runs, tell: Tell) -> None:
     """Return when the guest's systemd has started what it is to start; some of it may have failed.
 
     Raises:
-        GuestFault: it took longer than `limit_s` seconds.
+        GuestFault: it took longer than five minutes.
     """
+    limit_s = SYSTEMD_LIMIT_S
     command = Command(("systemctl", "is-system-running", "--wait"), "root", "/")
     said = bytearray()
     pause, longest = RETRY_S

@@ -68,12 +68,12 @@ async def _from_docker(hosts: tuple[str, ...]) -> Logins:
     found = {}
     for host in hosts:
         known = await login(default_docker_config(), host)
-        if known is not None and known.credentials is None:
+        if known is not None and known.identity_token:
             raise InvalidRequest(
                 f"Docker has an identity token for {host}, which the build API has no word for",
                 remedy="give --username and --password-stdin, or log in on the node",
             )
-        if known is not None and known.credentials is not None:
+        if known is not None and known.credentials is not None and known.credentials.username:
             found[host] = known.credentials
     return found
 

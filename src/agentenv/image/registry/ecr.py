@@ -32,11 +32,13 @@ _HEADERS = {
 }
 
 
-def signed(url: str, keys: AwsKeys, now: float, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
+def signed(
+    url: str, keys: AwsKeys, now: float, headers: Mapping[str, str], body: bytes, service: str = SERVICE
+) -> dict[str, str]:
     """The headers of a POST to `url` with its signature; those given are in small letters. `now`: seconds
     since the epoch, which AWS's clock must not differ from by more than five minutes."""
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    scope = f"{moment[:8]}/{keys.region}/{SERVICE}/aws4_request"
+    scope = f"{moment[:8]}/{keys.region}/{service}/aws4_request"
     sent = {**headers, "host": urlsplit(url).netloc, "x-amz-date": moment}
     names = ";".join(sorted(sent))
     lines = "".join(f"{name}:{value.strip()}\n" for name, value in sorted(sent.items()))

@@ -83,6 +83,8 @@ def test_a_busybox_image(started: Callable[..., Sandbox]) -> None:
     assert sandbox.commands.run("id; cd; pwd", user="dev").stdout == (
         "uid=1200(dev) gid=1200(dev) groups=1200(dev),1300(extra)\n/home/dev\n"
     )
+    # A number that passwd does not know is a user as well, as in Docker.
+    assert sandbox.commands.run("id -u; id -g; cd; pwd", user="4321").stdout == "4321\n0\n/\n"
     sandbox.files.write("/home/dev/file", "text", user="dev")
     assert sandbox.files.get_info("/home/dev/file").owner == "dev"
 

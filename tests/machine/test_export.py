@@ -32,6 +32,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file("bin/app", b"\x7fELF" + bytes(100), mode=0o4755),
         hardlink("bin/again", "bin/app"),
         symlink("bin/sh", "app", uid=7),
+        directory("srv"),
         file("srv/data", os.urandom(300_000), uid=12345, gid=3_000_000),
         file("srv/" + "n" * 150, b"long", mode=0o600),
         file("srv/holes", bytes(3 << 20) + b"x" + bytes(3 << 20)),

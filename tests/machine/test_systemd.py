@@ -35,7 +35,7 @@ def system() -> Path:
 def node(node_factory: Callable[..., RunningNode], system: Path) -> RunningNode:
     """A node with a template that is built of it: the step has the agent as process 1."""
     node = node_factory("systemd", build_from_paths="true")
-    step = {"type": "RUN", "args": ["cat /proc/1/comm >/from-step"]}
+    step = {"type": "RUN", "args": ["cat /proc/1/comm >/from-step", "root"]}
     made_of = {"fromImage": f"rootfs:{system}", "steps": [step], "init": "systemd"}
     with node.client() as client:
         asked = client.post("/v3/templates", json={"name": "systemd"}).raise_for_status().json()

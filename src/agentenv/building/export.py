@@ -41,6 +41,8 @@ from agentenv.vmm.machine import Incompatible
 CHUNK = 1 << 20
 # How much is written between two looks at what the host has left.
 LOOK_EVERY_BYTES = 64 << 20
+# Times the disk that an archive may take: there is an inode per 16 KiB of disk, and a header has 1.5 KiB.
+LIMIT_FACTOR = 2
 _MESSAGE_BYTES = 4096
 
 
@@ -153,8 +155,7 @@ class Exporter:
             undo.callback(release)
             with host_faults(str(self._directory())):
                 file = undo.enter_context(tempfile.TemporaryFile(dir=self._directory()))
-            # Of what a disk holds headers take at most a half more: an inode is 256 bytes, a header 1.5 KiB.
-            layer = _Layer(file, 2 * snapshot.resources.disk_mib << 20, self._floor)
+            layer = _Layer(file, LIMIT_FACTOR * snapshot.resources.disk_mib << 20, self._floor)
             await self._read(snapshot, layer)
             with host_faults("an export"):
                 file.flush()

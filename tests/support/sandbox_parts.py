@@ -14,6 +14,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -223,6 +224,7 @@ class MemorySlots:
         self._steps = steps
         self.capacity = capacity
         self.taken: dict[int, tuple[str, Slot]] = {}
+        self.policies: dict[Slot, Policy] = {}
 
     async def acquire(self, owner: str) -> Slot:
         if len(self.taken) >= self.capacity:
@@ -242,6 +244,7 @@ class MemorySlots:
     async def release(self, slot: Slot) -> None:
         await self._steps.at("release")
         self.taken.pop(slot.index, None)
+        self.policies.pop(slot, None)
 
     @property
     def free(self) -> int:
@@ -251,8 +254,18 @@ class MemorySlots:
         assert self.taken[slot.index][1] == slot
         self.taken[slot.index] = (owner, slot)
 
-    async def adopt(self, owner: str) -> Slot | None:
-        return next((slot for name, slot in self.taken.values() if name == owner), None)
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        if policy == self.policies.get(slot, UNRESTRICTED):
+            return
+        await self._steps.at("apply")
+        assert self.taken[slot.index][1] == slot
+        self.policies[slot] = policy
+
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
+        found = next((slot for name, slot in self.taken.values() if name == owner), None)
+        if found is not None:
+            self.policies[found] = policy
+        return found
 
     async def reap(self, keep: set[str]) -> list[str]:
         doomed = [index for index, (owner, _) in self.taken.items() if owner not in keep]

@@ -11,6 +11,7 @@ from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
+from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
 from agentenv.proxy.upstream import Pool
@@ -85,13 +86,24 @@ class DataPlane:
         """A client's connection is gone, or no longer the front's."""
         self._connections.discard(connection)
 
-    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | str | None:
+    def resolve(self, head: RequestHead, last: Passage | None = None) -> Passage | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
         is that of a sandbox that would run if it were woken.
+
+        Args:
+            head: the request.
+            last: what was the answer to the request before it; the same one again if all of it still holds.
 
         Raises:
             InvalidRequest: it is for a sandbox, but which cannot be told.
         """
+        if (
+            last is not None
+            and last.head is head
+            and not last.fleeting
+            and self.directory.route(last.target.sandbox_id) == last.route
+        ):
+            return last
         where = decide(head, self.domain)
         if where is None:
             return None
@@ -101,7 +113,7 @@ class DataPlane:
             )
             if signer is None:
                 return answers.bad_signature()
-            return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
+            return Passage(head, Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer, True)
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
@@ -112,7 +124,7 @@ class DataPlane:
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
-        return refusal(head, where, route) or (where, route)
+        return refusal(head, where, route) or Passage(head, where, route)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

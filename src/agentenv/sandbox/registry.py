@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
 from agentenv.proxy.directory import Asleep, Route
-from agentenv.sandbox.live import Live
+from agentenv.sandbox.live import KnownRoute, Live
 from agentenv.sandbox.records import Claim, Records, Sandbox
 from agentenv.sandbox.transitions import (
     ENDS,
@@ -186,7 +186,19 @@ class Registry:
 
 
 def route_of(live: Live) -> Route | None:
-    """Where a sandbox is reached now, if it is."""
+    """Where a sandbox is reached now, if it is. It is asked for with each request, and seldom changes."""
+    known = live.known_route
+    if (
+        known is None
+        or known.record is not live.record
+        or known.slot is not live.slot
+        or known.stalled != live.stalled
+    ):
+        known = live.known_route = KnownRoute(live.record, live.slot, live.stalled, _route_of(live))
+    return known.route
+
+
+def _route_of(live: Live) -> Route | None:
     record = live.record
     if record.state not in REACHABLE or live.slot is None or live.stalled is not None:
         return None

@@ -207,8 +207,8 @@ async def test_a_template_counts_by_id_and_by_name(node: MemoryNode) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"network": Network(internet=False)},
-        {"network": Network(given={"denyOut": ["0.0.0.0/0"]})},
+        {"network": Network(given={"rules": {"a.test": []}})},
+        {"network": Network(given={"httpsPorts": [8443]})},
         {"network": Network(given={"egressProxy": {"address": "x"}})},
     ],
 )
@@ -231,6 +231,7 @@ async def test_a_private_sandbox_has_a_traffic_token(node: MemoryNode) -> None:
     assert route is not None
     assert (route.public, route.traffic_token) == (False, sandbox.traffic_token)
     assert sandbox.traffic_token
+    assert node.service.route(sandbox.id) is route  # nothing changed
 
 
 # Idempotency keys

@@ -89,6 +89,22 @@ def test_a_busybox_image(started: Callable[..., Sandbox]) -> None:
     assert sandbox.files.get_info("/home/dev/file").owner == "dev"
 
 
+def test_a_template_with_more_room(started: Callable[..., Sandbox], image_node: RunningNode) -> None:
+    before = room(started("small", busybox_tree))
+    image_node.build("roomy", {"fromTemplate": "small"}, minFreeDiskMb=300)
+    sandbox = image_node.sandbox("roomy")
+    try:
+        assert before < 64
+        assert room(sandbox) >= 280  # the filesystem takes some of it
+    finally:
+        sandbox.kill()
+
+
+def room(sandbox: Sandbox) -> int:
+    """MiB that are free on a sandbox's disk."""
+    return int(sandbox.commands.run("set -- $(/.agentenv/bin/busybox df -m / | cat); echo ${11}").stdout)
+
+
 def test_an_image_of_one_program(started: Callable[..., Sandbox]) -> None:
     sandbox = started("scratch", single_program_tree)
     assert sandbox.commands.run("/busybox echo only").stdout == "only\n"

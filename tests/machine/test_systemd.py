@@ -36,14 +36,7 @@ def node(node_factory: Callable[..., RunningNode], system: Path) -> RunningNode:
     """A node with a template that is built of it: the step has the agent as process 1."""
     node = node_factory("systemd", build_from_paths="true")
     step = {"type": "RUN", "args": ["cat /proc/1/comm >/from-step", "root"]}
-    made_of = {"fromImage": f"rootfs:{system}", "steps": [step], "init": "systemd"}
-    with node.client() as client:
-        asked = client.post("/v3/templates", json={"name": "systemd"}).raise_for_status().json()
-        build = f"templates/{asked['templateID']}/builds/{asked['buildID']}"
-        client.post(f"/v2/{build}", json=made_of).raise_for_status()
-        while (seen := client.get(f"/{build}/status").json())["status"] in ("waiting", "building"):
-            time.sleep(0.2)  # the interface has no way of waiting
-    assert seen["status"] == "ready", seen
+    node.build("systemd", {"fromImage": f"rootfs:{system}", "steps": [step], "init": "systemd"})
     return node
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import secrets
 import shutil
 import tempfile
@@ -207,4 +206,5 @@ def config_of(template: Template) -> ImageConfig:
 
 def file_name(reference: str) -> str:
     """What the archive of a template is called: its name without what cannot be in one."""
-    return "".join(each if each.isalnum() or each in "-_." else "-" for each in os.path.basename(reference))  # noqa: PTH119
+    name = reference.rpartition("/")[2]
+    return "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "-" for each in name)

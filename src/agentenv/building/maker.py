@@ -195,7 +195,10 @@ class Maker:
                         raise
                     raise StepFailed(error.step, str(bench.trouble)) from error
         if disk is not None:  # and the machine of the steps is gone
-            return await self._under_systemd(plan, disk, feed)
+            try:
+                return await self._under_systemd(plan, disk, feed)
+            finally:  # its layers stay with what was made of it
+                self._cache.forget(_disk(plan))
         if ground.snapshot is not None and done == 0:
             assert ground.template is not None
             ground = replace(ground, snapshot=await self._prepared.of(ground.template))

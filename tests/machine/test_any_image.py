@@ -90,8 +90,8 @@ def test_a_busybox_image(started: Callable[..., Sandbox]) -> None:
 
 
 def test_a_template_with_more_room(started: Callable[..., Sandbox], image_node: RunningNode) -> None:
-    before = room(started("small", busybox_tree))
-    image_node.build("roomy", {"fromTemplate": "small"}, minFreeDiskMb=300)
+    before = room(started("cramped", busybox_tree))
+    image_node.build("roomy", {"fromTemplate": "cramped"}, minFreeDiskMb=300)
     sandbox = image_node.sandbox("roomy")
     try:
         assert before < 64

@@ -51,6 +51,7 @@ DefaultDependencies=no
 RequiresMountsFor={MOUNT_POINT}
 IgnoreOnIsolate=yes
 RefuseManualStop=yes
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=%s

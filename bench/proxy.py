@@ -3,8 +3,8 @@
     python bench/proxy.py [--json]
 
 A server in the host's namespace stands in for a guest. The proxy (the node's data plane, which routes and
-authorises each request) has one core to itself, as has nginx (Debian's `nginx-light`), which relays all to
-the guest; the guest and the load share the others. `requests_per_second` is with the load as fast as
+authorises each request) has one core to itself, as has nginx (the distribution's), which relays all to the
+guest; the guest and the load share the others. `requests_per_second` is with the load as fast as
 answers come, and no figure of the proxy alone where the load's core is the busier one: `cpu_us_per_request`
 is processor time of the process that was asked, and 1,000,000 / that is what its core can do.
 `p99_ms_at_half` is at half of `--rate`, or of what was reached if that is less, from when a request was due.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from measure import show
 from proxy_ends import (
     TOKEN,
     Running,
+    find_nginx,
     make_certificate,
     nginx,
     running,
@@ -60,14 +60,14 @@ def proxied(process: Running, guest: Running, varied: bool) -> Way:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        print("nginx is not here, so it is not measured: apt-get install nginx-light", file=sys.stderr)
     cores = sorted(os.sched_getaffinity(0))
     first, rest = {cores[0]}, set(cores[1:]) or {cores[0]}
     os.sched_setaffinity(0, rest)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aenv-bench-")))
+        program = find_nginx(directory)
+        if program is None:
+            print("nginx is not here, so it is not measured: apt-get install nginx", file=sys.stderr)
         guest = stack.enter_context(running(["guest"], rest))
         with running(["proxy"], first) as process:
             way = proxied(process, guest, options.varied)
@@ -77,6 +77,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             way = proxied(process, guest, options.varied)
             result["websockets_tls_mib"] = await websocket_memory(way, options.websockets, trusting_all())
         result["direct"] = await measure(Way("direct", guest), options)
+        result["nginx"] = None
         if program is not None:
             with nginx(program, directory, guest.port, first) as process:
                 result["nginx"] = await measure(Way("nginx", process), options)

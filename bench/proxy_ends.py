@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -164,6 +165,17 @@ def running(role: list[str], cores: set[int]) -> Iterator[Running]:
             yield Running(int(child.stdout.readline()), child.pid)
         finally:
             child.terminate()
+
+
+def find_nginx(directory: Path) -> str | None:
+    """The program: the host's, or that of the distribution's package, unpacked here and not installed."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if shutil.which("nginx", path=path):
+        return shutil.which("nginx", path=path)
+    subprocess.run(["apt-get", "-qq", "download", "nginx"], cwd=directory, check=False, stdout=sys.stderr)
+    for package in directory.glob("nginx_*.deb"):
+        subprocess.run(["dpkg-deb", "-x", package, directory], check=True)
+    return shutil.which("nginx", path=str(directory / "usr/sbin"))
 
 
 @contextmanager

@@ -161,14 +161,15 @@ class Node:
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
         parts.push_async_callback(_cancelled, sweeping)
-        front = front_protocol(service, settings)
+        api_key = key.load_or_create(settings)
+        front = front_protocol(service, settings, api_key)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
         app = create_app(
             service,
             templates,
             settings,
-            api_key=key.load_or_create(settings),
+            api_key=api_key,
             port=address[1],
             builder=builder,
         )

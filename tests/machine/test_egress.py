@@ -85,7 +85,10 @@ def guest(host: NetHost, slot: Slot) -> Path:
 
 
 def echo(connection: socket.socket) -> None:
-    """Sends back what comes, and pushes a word when asked to."""
+    """Sends back what comes, and notices after a second or two when the flow is cut."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        connection.setsockopt(socket.IPPROTO_TCP, option, 1)
     try:
         while data := connection.recv(100):
             connection.sendall(data)
@@ -322,7 +325,7 @@ async def test_there_is_no_moment_without_rules(
     stop = threading.Event()
 
     with sink_at(host, WEB, 9) as allowed, sink_at(host, OTHER, 9) as denied, datagram(guest) as probe:
-        allowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        allowed.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
 
         def send() -> None:
             nonlocal sent

@@ -23,6 +23,7 @@ from agentenv.proxy.api import ApiExchange
 from agentenv.proxy.directory import Directory
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.forward import request_to_api
+from agentenv.proxy.forwarded import Forwarded
 from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     END,
@@ -294,7 +295,8 @@ class Front(asyncio.Protocol):
         if order is None or order.passage is not passage:
             order = Order(passage, self.address, self.scheme_of(passage.head), has_body)
             self._order = order
-        relay = Relay(self, self.plane, self._loop, order)
+        kind = Forwarded if passage.target.raw else Relay
+        relay = kind(self, self.plane, self._loop, order)
         self._exchange = relay
         relay.start()
 
@@ -345,6 +347,8 @@ class Front(asyncio.Protocol):
         """See `Client.tunnel`."""
         self._body = UntilClose()
         self._take_waiting()
+        if self._eof and self._exchange is not None and not self._exchange.request_eof():
+            self._close()
 
     def finish(self, keep: bool) -> None:
         """See `Client.finish`."""
@@ -455,12 +459,13 @@ class Front(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def front_protocol(directory: Directory, settings: Settings) -> type[Front]:
+def front_protocol(directory: Directory, settings: Settings, api_key: str = "") -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`, bound to a data plane of its own (`.plane`).
 
     Args:
         directory: the sandboxes.
         settings: the node's.
+        api_key: what forwarding a port takes; without one nobody may.
     """
-    plane = DataPlane(directory, settings)
+    plane = DataPlane(directory, settings, api_key)
     return type("BoundFront", (Front,), {"plane": plane})

@@ -32,10 +32,12 @@ class DataPlane:
     Args:
         directory: the sandboxes.
         settings: the node's; the domain is used.
+        api_key: what forwarding a port takes; without one nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings) -> None:
+    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
         self.directory = directory
+        self._api_key = api_key.encode()
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
@@ -113,18 +115,27 @@ class DataPlane:
             )
             if signer is None:
                 return answers.bad_signature()
+            if isinstance(signer, str):
+                return signer
             return Passage(head, Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer, True)
+        if where.raw and not self._has_key(head):
+            return answers.no_key()
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
             if asleep == "wakes":
                 return where.sandbox_id
-            if asleep == "paused" and not where.e2b:
-                return answers.paused(where.sandbox_id)
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
+            if where.raw:
+                return answers.not_running(where.sandbox_id, paused=asleep == "paused")
+            if asleep == "paused" and not where.e2b:
+                return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
         return refusal(head, where, route) or Passage(head, where, route)
+
+    def _has_key(self, head: RequestHead) -> bool:
+        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

@@ -148,7 +148,7 @@ class Relay:
         if dispatched:
             self._client.reset()
         else:
-            self._client.answer(self._head, answers.not_found(self._key.sandbox_id))
+            self._client.answer(self._head, self._gone())
 
     # The connection to the guest.
 
@@ -162,20 +162,27 @@ class Relay:
         if upstream is not None:
             self._attach(upstream)
             return
-        sandbox_id, port = route.sandbox_id, self._key.port
+        port = self._key.port
         current = self._relays.current(route)
-        self._fail(answers.port_closed(sandbox_id, port) if current else answers.not_found(sandbox_id))
+        self._fail(answers.port_closed(route.sandbox_id, port) if current else self._gone())
+
+    def _gone(self) -> Payload:
+        return answers.not_found(self._key.sandbox_id)
 
     def _attach(self, upstream: Upstream) -> None:
         self._upstream = upstream
         upstream.user = self
-        upstream.transport.write(self._order.request)
+        self._open(upstream)
         if self._held is not None:
             upstream.transport.writelines(self._held)
             self._held = None
             self._client.hold_body(False)
         if self._client.full:
             upstream.transport.pause_reading()
+
+    def _open(self, upstream: Upstream) -> None:
+        """Say to a new connection what it is for."""
+        upstream.transport.write(self._order.request)
 
     def upstream_full(self, full: bool) -> None:
         """See `User.upstream_full`."""
@@ -269,12 +276,15 @@ class Relay:
             self._send(answer_to_client(answer, raw, False))
         if not switching:
             return rest
-        self._tunnel = True
-        self._request_done = False
         if rest:
             self._client.write(rest)
-        self._client.tunnel()
+        self._begin_tunnel()
         return b""
+
+    def _begin_tunnel(self) -> None:
+        self._tunnel = True
+        self._request_done = False
+        self._client.tunnel()
 
     def _pass_body(self, data: bytes, before: bytes) -> None:
         """Send on what of the data belongs to the body, in one write with `before`; the rest is dropped."""

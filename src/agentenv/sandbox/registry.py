@@ -172,16 +172,16 @@ class Registry:
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         given = signature.encode(errors="replace")
         for live in self:
-            token = live.record.access_token
-            if token is None or (route := route_of(live)) is None:
+            token, route = live.record.access_token, route_of(live)
+            if token is None or (route is None and self.asleep(live.record.id) != "wakes"):
                 continue
             expected = file_signature(path, operation, username, token, expiration)
             if hmac.compare_digest(expected.encode(), given):
-                return route
+                return route or (None if has_expired(expiration) else live.record.id)
         return None
 
 
@@ -210,6 +210,11 @@ def _route_of(live: Live) -> Route | None:
         traffic_token=record.traffic_token,
         public=record.network.public,
     )
+
+
+def has_expired(expiration: str | None) -> bool:
+    """Whether a file URL that was good until then, in seconds since the epoch, is no longer."""
+    return expiration is not None and not (expiration.isdecimal() and int(expiration) >= time.time())
 
 
 def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:

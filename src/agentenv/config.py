@@ -225,6 +225,11 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Registries (HOST[:PORT]) that are spoken to by http, in the clear; all others by https.",
     )
+    ecr_url: str | None = Field(
+        default=None,
+        description="Where AWS keys of a build are exchanged for credentials of ECR, instead of"
+        " https://api.ecr.REGION.amazonaws.com/: a VPC endpoint.",
+    )
     docker_config: Path = Field(
         default_factory=default_docker_config,
         description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
+from agentenv.guestimage.initramfs import SYSTEMD
 from agentenv.limits import Limits, NetworkLimits
 from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
@@ -20,7 +21,7 @@ from agentenv.sandbox.parts import GuestFilesSource, Slots
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import State
-from agentenv.snapshot.records import Resources, Snapshot
+from agentenv.snapshot.records import Init, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import Drive, GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
 
@@ -131,9 +132,8 @@ class Launcher:
         new = snapshot.kind == "template" and record.state is State.CREATING
         guest = self.guest_files(None if new or not saved else snapshot.fingerprint)
         drives = self.snapshots.drives(record.drives_on(snapshot))
-        spec = spec_of(
-            record.id, record.resources, slot, self.snapshots.layers(snapshot), guest, drives=drives
-        )
+        layers = self.snapshots.layers(snapshot)
+        spec = spec_of(record.id, record.resources, slot, layers, guest, record.guest.init, drives=drives)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
@@ -252,10 +252,11 @@ def spec_of(
     slot: Slot,
     layers: tuple[Layer, ...],
     guest: GuestFiles,
+    init: Init = "agent",
     *,
     drives: tuple[Drive, ...] = (),
 ) -> MachineSpec:
-    """A machine in a slot, above disk layers."""
+    """A machine in a slot, above disk layers; `init` is its process 1 if it boots."""
     return MachineSpec(
         id=machine_id,
         vcpus=resources.vcpus,
@@ -266,6 +267,7 @@ def spec_of(
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
         drives=drives,
+        words=(SYSTEMD,) if init == "systemd" else (),
     )
 
 

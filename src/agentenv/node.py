@@ -33,6 +33,7 @@ from agentenv.host.setup import make_directories
 from agentenv.image.cache import Images
 from agentenv.network.resolver import Resolver, Upstreams
 from agentenv.network.slots import Slots
+from agentenv.observe.observation import Observation
 from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -161,8 +162,11 @@ class Node:
             upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
             images=images,
         )
+        observation = Observation(service)
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
+        observation.start()
+        parts.push_async_callback(observation.stop)
         builder = assemble.builder(settings, database, service, templates, images)
         builder.start()
         parts.push_async_callback(builder.stop)
@@ -179,6 +183,7 @@ class Node:
             api_key=api_key,
             port=address[1],
             builder=builder,
+            observation=observation,
         )
         await self._begin_serving(parts, uvicorn_config(app, front), listener, tls)
         self.url = _url(settings.host, address[1])

@@ -95,6 +95,7 @@ class MemoryMachine:
         self._steps = steps
         self._gone = gone
         self._exit: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self.write: Callable[[bytes], None] = lambda data: None  # to its console
         self.events: list[Callable[[str, dict[str, object]], None]] = []
 
     @property
@@ -181,6 +182,9 @@ class MemoryMachine:
 
     def console_tail(self) -> str:
         return "Booting\nlast line\n"
+
+    def on_console(self, callback: Callable[[bytes], None]) -> None:
+        self.write = callback
 
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         self.events.append(callback)

@@ -6,12 +6,13 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
-from agentenv.api import builds, exports, faults, planned, sandboxes, snapshots, templates
+from agentenv.api import builds, exports, faults, observing, planned, sandboxes, snapshots, templates
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
+from agentenv.observe.observation import Observation
 from agentenv.sandbox.service import Sandboxes
 
 EXPOSED_HEADERS = ["x-next-token", "X-Total-Running", "Server-Timing", "Retry-After", "Should-Retry"]
@@ -25,6 +26,7 @@ def create_app(
     api_key: str,
     port: int,
     builder: Builder | None = None,
+    observation: Observation | None = None,
 ) -> FastAPI:
     """The application over the given parts; `port` is the one it is served on."""
 
@@ -45,6 +47,8 @@ def create_app(
         return Response(status_code=204)
 
     app.include_router(planned.routes())
+    if observation is not None:  # its /sandboxes/metrics comes before /sandboxes/{sandbox_id}
+        app.include_router(observing.routes(service, observation))
     app.include_router(snapshots.routes(service, settings, domain_for))
     app.include_router(sandboxes.routes(service, settings, domain_for))
     if builder is not None:

@@ -12,10 +12,6 @@ from fastapi import APIRouter, Response
 from agentenv.errors import NotImplementedYet
 
 PLANNED = (
-    ("GET", "/sandboxes/{sandbox_id}/metrics", "metrics of sandboxes"),
-    ("GET", "/sandboxes/metrics", "metrics of sandboxes"),
-    ("GET", "/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
-    ("GET", "/v2/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),
     ("POST", "/templates", "the first version of building templates, which sends a Dockerfile"),
     ("GET", "/volumes", "volumes"),
     ("POST", "/volumes", "volumes"),

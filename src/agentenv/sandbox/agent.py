@@ -194,6 +194,23 @@ class Agent:
         document = init_document(self._around(identity), now=time.time(), entropy=os.urandom(ENTROPY_BYTES))
         await self._call("POST", "/init", json.dumps(document).encode())
 
+    async def figures(self, token: str | None) -> Mapping[str, object]:
+        """What the guest says of its memory and its disk: the document that it serves as `/metrics`. It need
+        not be true.
+
+        Raises:
+            GuestFault: the agent does not answer, or with something else. OSError: it is not reached.
+        """
+        headers = {**JSON, "X-Access-Token": token} if token else JSON
+        answer = await self._call("GET", "/metrics", None, headers)
+        try:
+            document = json.loads(answer)
+        except ValueError:  # and what is nested too deeply
+            document = None
+        if not isinstance(document, dict):
+            raise GuestFault(f"the agent at {self._address} answers /metrics with no figures")
+        return document
+
     async def freeze(self) -> None:
         """Have the guest write its filesystems to its disk, and its root filesystem be at rest from then on,
         until this connection is closed or some seconds have passed in the guest.

@@ -10,6 +10,7 @@ from agentenv.errors import AenvError, HostFault
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.core import Core
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import Outcome, settle
@@ -62,10 +63,18 @@ async def run_on(live: Live) -> None:
 
 
 async def undo(
-    core: Core, live: Live, draft: Draft, error: BaseException, *, stopped: bool, done: str
+    core: Core,
+    live: Live,
+    draft: Draft,
+    error: BaseException,
+    *,
+    stopped: bool,
+    done: str,
+    change: Change = Change.CHECKPOINT_FAILED,
 ) -> bool:
     """Give a capture that failed up and let the sandbox run on, really; where that cannot be, it has failed,
-    and the answer is False. `done` says what it was to be, as "paused"."""
+    and the answer is False. `done` says what it was to be, as "paused", and `change` what those who watch are
+    told."""
     try:
         await core.snapshots.abandon(draft)
         if stopped:
@@ -77,6 +86,7 @@ async def undo(
         raise
     core.commit_anyway(live, live.record.with_state(settle(Outcome.UNDONE, live.record.state), target=None))
     core.collect_soon()
+    core.tell(change, live.record, reason=cause(error))
     log.warning("sandbox %s could not be %s and runs on: %s", live.record.id, done, cause(error))
     return True
 

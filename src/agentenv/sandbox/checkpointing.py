@@ -11,6 +11,7 @@ from agentenv.sandbox.capture import capture, parent_of, run_on, snapshot_of, un
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.freezing import at_rest, write_again
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.transitions import Enter, Operation, Outcome, settle
 from agentenv.snapshot.draft import Draft
@@ -92,6 +93,7 @@ class Checkpointing:
             live.keep("disk", snapshots.keep(made))
         core.tend(made.id)
         core.finish(phases)
+        self._tell(live, made)
         log.info("sandbox %s: %s %s after %s", live.record.id, kind, made.id, phases)
         return made, phases
 
@@ -120,5 +122,12 @@ class Checkpointing:
         finally:
             hold.release()
         core.tend(made.id)
-        phases.finish()
+        core.finish(phases)
+        self._tell(live, made)
         return made, phases
+
+    def _tell(self, live: Live, made: Snapshot) -> None:
+        """A fork's point, or a refresh's, is nobody's to see."""
+        if made.kind == "checkpoint":
+            names = {"names": ", ".join(made.names)} if made.names else {}
+            self._core.tell(Change.CHECKPOINTED, live.record, snapshot=made.id, **names)

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from agentenv.config import Settings
@@ -15,6 +16,7 @@ from agentenv.sandbox.admission import Admission, Need
 from agentenv.sandbox.expiry import Expiry
 from agentenv.sandbox.launch import Launcher
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change, Happening, Observers
 from agentenv.sandbox.parts import Clock
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Records, Sandbox
@@ -31,6 +33,7 @@ T = TypeVar("T")
 
 RETRY_S = 5.0
 COLLECT_AFTER_S = 10.0
+EXPIRED = "its time-to-live ran out"
 IO_ERROR = "BLOCK_IO_ERROR"  # as QEMU names it
 KEEP_CLAIMS_S = 24 * 3600.0
 KEEP_ENDED_S = 24 * 3600.0
@@ -67,7 +70,8 @@ class Core:
         self.snapshots = snapshots
         self.clock = clock
         self.boot_id = boot_id
-        self.all = Registry(records)
+        self.observers = Observers()
+        self.all = Registry(records, self.observers.ended)
         self.expiry = Expiry(clock, act)
         self.listeners: list[GenerationEnd] = []
         self.stopping = False
@@ -120,6 +124,11 @@ class Core:
         if self.all.owes:
             self.collect_soon()
 
+    def commit_failed(self, live: Live, outcome: Outcome, reason: str) -> None:
+        """Record a sandbox's end by failure."""
+        self.all.commit_end(live, settle(outcome, live.record.state), reason, self.clock.now())
+        self.tell(Change.FAILED, live.record, reason=reason)
+
     def hold(self, live: Live, *, changed: str | None = None) -> None:
         """Keep the files of the snapshots that a sandbox stands on and was born from, and those that its
         machine runs from, which may be others by now. `changed` is a snapshot to be kept anew."""
@@ -158,6 +167,7 @@ class Core:
         if end_at != live.record.end_at:
             self.commit(live, replace(live.record, end_at=end_at))
             self.expiry.set(live.record.id, end_at)
+            self.tell(Change.UPDATED, live.record, what="end")
 
     # Machines
 
@@ -177,6 +187,7 @@ class Core:
 
         live.stalled = None
         machine.on_event(note)
+        machine.on_console(partial(self.observers.wrote, sandbox_id))
         live.watch = asyncio.create_task(self._until_exit(live), name=f"watch {sandbox_id}")
 
     def _stall(self, live: Live, machine: Machine, reason: str) -> None:
@@ -186,6 +197,7 @@ class Core:
             return
         live.stalled = reason
         log.error("sandbox %s is stopped, its disk cannot be written: %s", live.record.id, reason)
+        self.tell(Change.STALLED, live.record, reason=reason)
         for listener in self.listeners:
             listener(live.record.id, live.record.generation)
         self._go_on_later(live, machine)
@@ -238,14 +250,14 @@ class Core:
     async def fail(self, live: Live, reason: str) -> None:
         """The end of a sandbox whose machine ended by itself."""
         log.warning("sandbox %s failed: %s", live.record.id, reason)
-        self.all.commit_end(live, settle(Outcome.DIED, live.record.state), reason, self.clock.now())
+        self.commit_failed(live, Outcome.DIED, reason)
         self.leave(live)
         await self.release(live)
 
     async def lose(self, live: Live, reason: str) -> None:
         """The end of a sandbox whose operation left nothing to go on with."""
         log.warning("sandbox %s failed: %s", live.record.id, reason)
-        self.all.commit_end(live, settle(Outcome.LOST, live.record.state), reason, self.clock.now())
+        self.commit_failed(live, Outcome.LOST, reason)
         self.leave(live)
         try:
             await self.release(live)
@@ -267,7 +279,9 @@ class Core:
             raise
         if live.record.state not in ENDS:
             end = settle(Outcome.DONE, live.record.state)
-            self.all.commit_end(live, end, live.record.reason or "killed", self.clock.now())
+            reason = live.record.reason or "killed"
+            self.all.commit_end(live, end, reason, self.clock.now())
+            self.tell(Change.EXPIRED if reason == EXPIRED else Change.KILLED, live.record, reason=reason)
         self.all.remove(live)
         self.admission.release(live.record.id)
         self.expiry.drop(live.record.id)
@@ -332,6 +346,11 @@ class Core:
         """An operation is over."""
         phases.finish()
         self.recent.append(phases)
+        self.observers.finished(phases)
+
+    def tell(self, change: Change, record: Sandbox, **detail: str) -> None:
+        """Say to those who watch that something has happened to a sandbox."""
+        self.observers.happened(Happening(change, record, self.clock.now(), detail))
 
     def prune(self) -> None:
         """Forget old keys and ended sandboxes, from time to time."""

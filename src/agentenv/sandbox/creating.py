@@ -12,6 +12,7 @@ from agentenv.sandbox.agent import cause
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.launch import identity_after, inherited, new_machine_id
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.prepare import Prepared
 from agentenv.sandbox.records import Claim, Sandbox, new_sandbox_id
@@ -116,6 +117,7 @@ class Creating:
         if snapshot.kind == "checkpoint" and snapshot.memory is not None and snapshot.memory.deltas:
             core.tend(snapshot.id)  # which may be worth a flat file by now
         core.finish(phases)
+        core.tell(Change.CREATED, live.record)
         log.info("sandbox %s from %s runs after %s", live.record.id, found.origin.name, phases)
         return Answer(live.record, phases)
 
@@ -148,8 +150,7 @@ class Creating:
 
     async def _undo(self, live: Live, reason: str) -> None:
         core = self._core
-        state = settle(Outcome.UNDONE, live.record.state)
-        core.all.commit_end(live, state, reason, core.clock.now())
+        core.commit_failed(live, Outcome.UNDONE, reason)
         try:
             await core.release(live)
         except AenvError as error:  # it is tried again; the caller hears what went wrong first

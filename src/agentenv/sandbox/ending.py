@@ -6,14 +6,12 @@ import asyncio
 import logging
 
 from agentenv.errors import AenvError, NotFound
-from agentenv.sandbox.core import Core, outcome
+from agentenv.sandbox.core import EXPIRED, Core, outcome
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.transitions import Join, Operation, State
 
 log = logging.getLogger(__name__)
-
-EXPIRED = "its time-to-live ran out"
 
 
 class Ending:

@@ -14,6 +14,7 @@ from agentenv.sandbox.checkpointing import Checkpointing
 from agentenv.sandbox.core import Core, need_of, outcome
 from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.launch import inherited, new_machine_id
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox, new_sandbox_id
 from agentenv.sandbox.requests import Answer, NewSandbox
@@ -68,6 +69,8 @@ class Forking:
             records = [self._child(record, point, wish, timeout_s or after) for wish in wishes]
             results = await self._start(records, source.of_snapshot(point))
             results.phases = phases
+            made = (each.sandbox.id for each in results if isinstance(each, Answer))
+            self._core.tell(Change.FORKED, record, children=", ".join(made))
             return results
         finally:
             hold.release()

@@ -10,6 +10,7 @@ from agentenv.errors import AenvError
 from agentenv.limits import Limits
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.transitions import Operation, State
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Limiting:
             self._core.commit(live, replace(live.record, limits=limits))
         else:
             await outcome(live.begin(self._change(live, limits), "limit"))
+        self._core.tell(Change.UPDATED, live.record, what="limits")
 
     async def enforce_all(self) -> None:
         """Put the limits of all sandboxes in force: a node that died may have been about to."""

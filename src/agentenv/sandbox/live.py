@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from agentenv.errors import Conflict
@@ -43,6 +44,7 @@ class Live:
         self.rules = asyncio.Lock()  # held while its network rules are changed
         self.operation: asyncio.Task[Any] | None = None
         self.watch: asyncio.Task[None] | None = None
+        self.ended: Callable[[str, BaseException | None], None] = lambda name, error: None
 
     @property
     def busy(self) -> bool:
@@ -54,7 +56,7 @@ class Live:
         assert not self.busy, f"{self.record.id}: {name} while {self.operation} is under way"
         task = asyncio.create_task(work, name=f"{name} {self.record.id}")
         self.operation = task
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, name))
         return task
 
     def follow(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -77,11 +79,14 @@ class Live:
         for role in list(self.holds):
             self.keep(role, None)
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
+    def _finished(self, name: str, task: asyncio.Task[Any]) -> None:
         if self.operation is task:
             self.operation = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("%s: %s", task.get_name(), error)  # also retrieves it: its caller may be gone
+        # Asking for the error also retrieves it: its caller may be gone.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None and not task.cancelled():
+            log.warning("%s: %s", task.get_name(), error)
+        self.ended(name, error)
 
     async def settled(self, limit_s: float) -> None:
         """Return once no operation is under way.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from agentenv.errors import HostFault
 from agentenv.sandbox.core import Core
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.records import Network
 from agentenv.sandbox.requests import refuse_unsupported_network
 from agentenv.sandbox.transitions import REACHABLE, Operation
@@ -30,6 +31,7 @@ class Networking:
             before = live.record.network
             self._commit(live, before.with_egress(egress))
             await self._apply(live, before)
+        self._core.tell(Change.UPDATED, live.record, what="network")
         log.info("sandbox %s: network rules are replaced", sandbox_id)
 
     async def _apply(self, live: Live, before: Network) -> None:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from agentenv.errors import AenvError, GuestFault, NotFound
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.capture import capture, snapshot_of, undo
-from agentenv.sandbox.core import RETRY_S, Core, outcome
+from agentenv.sandbox.core import EXPIRED, RETRY_S, Core, outcome
 from agentenv.sandbox.freezing import at_rest
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import Join, Operation, Outcome, State, settle
@@ -87,6 +88,8 @@ class Pausing:
         self._commit_paused(live, draft.id, memory, answered)
         live.follow(self._tidy(live), "tidy")
         core.finish(phases)
+        expiry = {"reason": EXPIRED} if expired else {}
+        core.tell(Change.PAUSED, live.record, snapshot=draft.id, **expiry)
         log.info("sandbox %s is paused after %s", live.record.id, phases)
         return phases
 
@@ -179,7 +182,7 @@ class Pausing:
     async def _undo(self, live: Live, draft: Draft, error: BaseException) -> None:
         """Let the sandbox run on, and try again later if its time is up by then."""
         core = self._core
-        if not await undo(core, live, draft, error, stopped=True, done="paused"):
+        if not await undo(core, live, draft, error, stopped=True, done="paused", change=Change.PAUSE_FAILED):
             return
         pause_s = min(RETRY_S * 2**live.failed_pauses, RETRY_MOST_S)
         live.failed_pauses += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentenv.errors import AenvError
@@ -36,11 +36,13 @@ async def recover_all(
     *,
     boot_id: str,
     now: float,
+    ended: Callable[[Sandbox], None] = lambda record: None,
 ) -> list[Adopted]:
-    """Adopt what still runs, give every other record its end, and reap what is left over."""
+    """Adopt what still runs, give every other record its end, which `ended` is told, and reap what is left
+    over."""
     found = await asyncio.gather(
         *(
-            _recover_one(_finished(record, snapshots, now), records, hypervisor, slots, boot_id, now)
+            _recover_one(_finished(record, snapshots, now), records, hypervisor, slots, boot_id, now, ended)
             for record in records.unended()
         )
     )
@@ -84,7 +86,13 @@ def drop_orphans(snapshots: Snapshots, adopted: Sequence[Sandbox]) -> None:
 
 
 async def _recover_one(
-    record: Sandbox, records: Records, hypervisor: Hypervisor, slots: Slots, boot_id: str, now: float
+    record: Sandbox,
+    records: Records,
+    hypervisor: Hypervisor,
+    slots: Slots,
+    boot_id: str,
+    now: float,
+    ended: Callable[[Sandbox], None],
 ) -> Adopted | None:
     if record.state in (State.PAUSED, State.RESUMING):
         # What of a machine there is, was on its way here or from here: the reap ends it.
@@ -97,7 +105,9 @@ async def _recover_one(
     if state in ENDS:
         reason = _reason(record, state, boot_id, trouble)
         log.warning("sandbox %s: %s", record.id, reason)
-        records.update(record.with_state(state, ended_at=now, reason=reason), forget_claim=True)
+        record = record.with_state(state, ended_at=now, reason=reason)
+        records.update(record, forget_claim=True)
+        ended(record)
         return None
     if state is not record.state:
         record = record.with_state(state, target=None)

@@ -16,6 +16,7 @@ from agentenv.sandbox.capture import capture, snapshot_of, undo
 from agentenv.sandbox.checkpointing import Checkpointing
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.resuming import Resuming
 from agentenv.sandbox.transitions import Enter, Operation, Outcome, decide, settle
@@ -75,6 +76,7 @@ class Refreshing:
         core.hold(live, changed=made.id)  # and not what the machine before stood on
         core.discard(made.id)
         core.finish(phases)
+        core.tell(Change.REFRESHED, live.record)
         log.info("sandbox %s has its memory from a file again after %s", live.record.id, phases)
         return phases
 

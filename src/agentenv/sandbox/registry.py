@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from agentenv.errors import NotFound, StoreFault
 from agentenv.proxy.directory import Asleep, Guard, Route
@@ -36,8 +36,11 @@ class Registry:
     Memory follows the record: a change is committed first.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(
+        self, records: Records, ended: Callable[[str, BaseException | None], None] = lambda name, error: None
+    ) -> None:
         self.records = records
+        self._ended = ended  # told of each operation that is over
         self._live: dict[str, Live] = {}
         self._owed: dict[str, tuple[Sandbox, bool]] = {}  # what the store refused
 
@@ -58,6 +61,7 @@ class Registry:
 
     def take(self, live: Live) -> Live:
         """Take in a sandbox that is on record already."""
+        live.ended = self._ended
         self._live[live.record.id] = live
         return live
 

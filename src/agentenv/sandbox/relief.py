@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv import proc
 from agentenv.errors import AenvError
 from agentenv.sandbox.admission import meminfo_mib
 from agentenv.sandbox.core import Core
@@ -21,6 +19,7 @@ from agentenv.sandbox.pressure import Host, Kind, Policy, Resident, decide
 from agentenv.sandbox.refreshing import Refreshing
 from agentenv.sandbox.transitions import State
 from agentenv.vmm.pageout import page_out
+from agentenv.vmm.usage import Usage, usages
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +28,6 @@ LOOK_EVERY_S = 5.0
 BUSY = 0.1  # processors
 
 _PRESSURE = Path("/proc/pressure/memory")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A machine's process: MiB of its own, and seconds of processor time so far."""
-
-    own_mib: int
-    cpu_s: float
 
 
 @dataclass
@@ -118,11 +109,10 @@ class Relief:
             self._known[name].done.add(kind)
             await self._do(kind, running[name])
 
-    def _read(self, pids: Collection[int]) -> tuple[Host, dict[int, Sample]]:
-        found = {pid: sample for pid in pids if (sample := sample_of(pid)) is not None}
-        return self._host(), found
+    def _read(self, pids: Collection[int]) -> tuple[Host, dict[int, Usage]]:
+        return self._host(), usages(pids)
 
-    def _note(self, live: Live, pid: int, sample: Sample, now: float) -> _Known:
+    def _note(self, live: Live, pid: int, sample: Usage, now: float) -> _Known:
         """What is known of a sandbox by now. One that is seen for the first time counts as active."""
         known = self._known.get(live.record.id)
         if known is None:
@@ -157,22 +147,6 @@ class Relief:
 def host_memory() -> Host:
     """The host's memory now."""
     return Host(meminfo_mib("MemAvailable"), meminfo_mib("SwapFree"), _stalled())
-
-
-def sample_of(pid: int) -> Sample | None:
-    """What a process holds and has used; None when it is gone."""
-    fields = proc.stat(pid)
-    own_kib = 0
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                own_kib = int(line.split()[1])
-    except OSError:
-        return None
-    if not fields:
-        return None
-    ticks = int(fields[11]) + int(fields[12])  # utime and stime of proc(5)
-    return Sample(own_kib // 1024, ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def _stalled() -> float | None:

@@ -9,6 +9,7 @@ from agentenv.sandbox.agent import cause
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.launch import identity_after
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.observing import Change
 from agentenv.sandbox.pausing import awake, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.requests import Answer
@@ -97,6 +98,8 @@ class Resuming:
         core.expiry.set(live.record.id, live.record.end_at)
         core.discard(snapshot.id)
         core.finish(phases)
+        change = Change.ROLLED_BACK if name == "rollback" else Change.RESUMED
+        core.tell(change, live.record, snapshot=snapshot.id)
         log.info("sandbox %s runs again after %s", live.record.id, phases)
         return Answer(live.record, phases, resumed=True)
 
@@ -119,6 +122,7 @@ class Resuming:
             core.count(live.record)
             set_paused_end(core, live)
         log.warning("sandbox %s stays paused: %s", live.record.id, reason)
+        core.tell(Change.RESUME_FAILED, live.record, reason=reason)
 
     def _paused_into(self, live: Live) -> Snapshot:
         name = live.record.snapshot

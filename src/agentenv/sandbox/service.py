@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from agentenv.sandbox.limiting import Limiting
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.networking import Networking
+from agentenv.sandbox.observing import Change, Observer, Running
 from agentenv.sandbox.parts import Clock, GuestFilesSource, Images, Slots, SystemClock, Templates
 from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
@@ -165,6 +166,11 @@ class Sandboxes:
             self.snapshots,
             boot_id=core.boot_id,
             now=core.clock.now(),
+            ended=lambda record: core.tell(
+                Change.FAILED if record.state is State.FAILED else Change.KILLED,
+                record,
+                reason=record.reason or "",
+            ),
         )
         for each in adopted:
             live = core.all.take(Live(each.record, each.machine, each.slot))
@@ -266,6 +272,17 @@ class Sandboxes:
             await self._resuming.connect(sandbox_id, timeout_s)
         except AenvError as error:
             log.warning("sandbox %s is not woken by traffic: %s", sandbox_id, error)
+
+    def running(self) -> Iterable[Running]:
+        """The sandboxes that have a machine now."""
+        for live in self._all:
+            if live.machine is not None and live.slot is not None and not live.machine.exited:
+                slot = live.slot
+                yield Running(live.record, live.machine.pid, slot.address, slot.name, live.busy)
+
+    def observe(self, observer: Observer) -> None:
+        """Have `observer` told what goes on from now on."""
+        self._core.observers.add(observer)
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 _MARK = b"\n[... %d bytes left out ...]\n"
@@ -79,6 +80,7 @@ class Console:
         self._seen = 0
         self._pause: asyncio.TimerHandle | None = None
         self._open = True
+        self.listener: Callable[[bytes], None] | None = None
         self._loop.add_reader(connection, self._readable)
 
     def tail(self, length: int = 2048) -> str:
@@ -128,6 +130,8 @@ class Console:
             return False
         self._seen += len(data)
         self._log.append(data)
+        if self.listener is not None:
+            self.listener(data)
         return True
 
     def _stop(self) -> None:

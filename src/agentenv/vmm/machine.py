@@ -211,6 +211,10 @@ class Machine(Protocol):
     def console_tail(self) -> str:
         """The end of what the guest wrote to its console, at most 2 KiB; empty when there is none."""
 
+    def on_console(self, callback: Callable[[bytes], None]) -> None:
+        """Have what the guest writes to its console from now on given to `callback` too, in its order, which
+        takes the place of one that was set before."""
+
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         """Be told of what the hypervisor reports by itself: a stop, a block I/O error, a reset."""
 

@@ -13,8 +13,9 @@ import pytest
 from agentenv.errors import Conflict, HostFault, StoreFull
 from agentenv.sandbox.pressure import Host, Policy
 from agentenv.sandbox.records import Sandbox
-from agentenv.sandbox.relief import Relief, host_memory, sample_of
+from agentenv.sandbox.relief import Relief, host_memory
 from agentenv.sandbox.transitions import State
+from agentenv.vmm.usage import usage_of
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
 
@@ -235,6 +236,6 @@ def test_figures_of_the_host_and_of_a_process() -> None:
     host = host_memory()
     assert host.available_mib > 0
     assert host.stalled is None or 0 <= host.stalled <= 100
-    sample = sample_of(os.getpid())
+    sample = usage_of(os.getpid())
     assert sample is not None and sample.own_mib > 0 and sample.cpu_s > 0
-    assert sample_of(2**22 + 1) is None
+    assert usage_of(2**22 + 1) is None

@@ -142,6 +142,10 @@ class QemuMachine:
         """The end of the guest's serial output."""
         return self.console.tail(2048)
 
+    def on_console(self, callback: Callable[[bytes], None]) -> None:
+        """Call back with what comes from the guest's console, from now on."""
+        self.console.listener = callback
+
     def on_event(self, callback: Callable[[str, dict[str, object]], None]) -> None:
         """Call back with the name and data of each QMP event, from now on."""
         self.qmp.on_event(callback)

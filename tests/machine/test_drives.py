@@ -99,6 +99,7 @@ def test_drives_are_seen_and_kept(node: RunningNode, client: httpx.Client, image
     check_pauses(sandbox)
     check_checkpoints(node, client, sandbox, image)
     check_children(sandbox)
+    check_adoption(node, sandbox)
 
 
 def check_what_is_seen(sandbox: Sandbox) -> None:
@@ -174,6 +175,16 @@ def check_children(sandbox: Sandbox) -> None:
     assert said(child, "cat /mnt/work/shared /mnt/work/own /mnt/data/set/one") == "shared\nchild\nfirst\n"
     assert said(sandbox, "cat /mnt/work/own") == "parent\n"
     child.kill()
+
+
+def check_adoption(node: RunningNode, sandbox: Sandbox) -> None:
+    """The next life of the node knows what the machine writes to."""
+    node.kill()
+    node.start()
+    said(sandbox, "echo adopted >> /mnt/work/own; sync")
+    sandbox.pause()
+    sandbox.connect()
+    assert said(sandbox, "cat /mnt/work/own") == "parent\nadopted\n"
 
 
 def test_the_disks_alone_are_kept_whole(node: RunningNode, client: httpx.Client, image: str) -> None:

@@ -194,11 +194,13 @@ class MemoryHypervisor:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self.machines: dict[str, MemoryMachine] = {}
+        self.booted: list[MachineSpec] = []
         self.versions: dict[str, str] = {}
 
     async def boot(self, spec: MachineSpec) -> MemoryMachine:
         assert spec.id not in self.machines
         await self._steps.at("boot")
+        self.booted.append(spec)
         machine = MemoryMachine(spec, self._steps, lambda gone: self.machines.pop(gone.spec.id, None))
         self.machines[spec.id] = machine
         return machine

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
-from agentenv.template.create import DISK_MIB_MAX, MEMORY_MIB_MAX, MEMORY_MIB_MIN, VCPUS_MAX
+from agentenv.template.sizes import DISK_MIB_MAX, MEMORY_MIB_MAX, MEMORY_MIB_MIN, VCPUS_MAX
 
 ENVD_VERSION = "0.6.13"
 CLIENT_ID = "agentenv"

@@ -24,6 +24,7 @@ from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
 from agentenv.limits import DiskLimits, Limits, NetworkLimits, chosen, spelled
 from agentenv.network.policy import parse
+from agentenv.sandbox import masking
 from agentenv.sandbox.drives import NewDrive, new_drive
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
@@ -159,6 +160,8 @@ def snapshot_query(
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
     shown = None if given is None else given.model_dump(exclude_none=True) or None
     public = given is None or given.allowPublicTraffic is not False
+    if given is not None and given.maskRequestHost:
+        masking.check(given.maskRequestHost)
     return Network(public=public, internet=internet, given=shown, policy=parse(shown, internet))
 
 

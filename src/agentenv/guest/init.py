@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.guest import drives, identity, loop
+from agentenv.guest import drives, identity, loop, remembered
 from agentenv.guest.connect import (
     ConnectError,
     bytes_field,
@@ -30,11 +30,14 @@ _LIMIT = 4 * 1024 * 1024
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")
 
 
-def register(router: Router, context: Context, server: Server, *, change_system: bool = True) -> None:
+def register(
+    router: Router, context: Context, server: Server, *, change_system: bool = True, remember: bool = False
+) -> None:
     """Adds /init, /health, /envs, /fsfreeze and /fsthaw.
 
     Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
-    agent that does not run in a machine of its own.
+    agent that does not run in a machine of its own. With `remember` an agent that comes after this one goes
+    on with what was said here.
     """
     freezer = Freezer() if change_system else Freezer(tuple)
     files: list[Callable[[], object]] = []
@@ -78,6 +81,8 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             context.lifecycle = lifecycle
             freezer.release()  # as after a restore, when nobody is there who would thaw
             server.drop_others(request)
+        if remember:
+            _try(lambda: remembered.keep(context))
         return Response(204, headers=(("x-envd-version", VERSION),))
 
     async def freeze(request: Request) -> Response:

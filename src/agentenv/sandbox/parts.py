@@ -13,7 +13,7 @@ from agentenv.image.credentials import Credentials
 from agentenv.limits import NetworkLimits
 from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
-from agentenv.snapshot.records import Start
+from agentenv.snapshot.records import Init, Start
 from agentenv.vmm.machine import GuestFiles
 
 Progress = Callable[[str], None]
@@ -90,6 +90,8 @@ class Template(Protocol):
     def default_user(self) -> str: ...
     @property
     def default_workdir(self) -> str | None: ...
+    @property
+    def init(self) -> Init: ...
     @property
     def start(self) -> Start:
         """What runs in each of its sandboxes from the first snapshot on."""

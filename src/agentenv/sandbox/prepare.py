@@ -17,12 +17,12 @@ from agentenv.sandbox.guest import Guest, Output
 from agentenv.sandbox.launch import spec_of
 from agentenv.sandbox.parts import Template
 from agentenv.sandbox.phases import Phases
-from agentenv.sandbox.source import IMAGE
+from agentenv.sandbox.source import IMAGE, settings_of
 from agentenv.snapshot import keeping
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.holds import Hold
 from agentenv.snapshot.machine import stored
-from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
+from agentenv.snapshot.records import Descent, Resources, Snapshot
 from agentenv.vmm.machine import Layer, Machine
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Prepared:
     ) -> Snapshot:
         launcher = self._launcher
         lasting = resources == size_of(template) and not template.build_id.startswith(IMAGE)
-        settings = GuestSettings(dict(template.env), template.default_user, template.default_workdir)
+        settings = settings_of(template)
         # Whoever asked for it was admitted. A second machine beside is counted, not refused: a node with
         # room for one sandbox could never make the first.
         need = Need.running(
@@ -188,15 +188,18 @@ class Prepared:
             raise
         machine: Machine | None = None
         try:
-            spec = spec_of(draft.id, resources, slot, layers, launcher.guest_files())
+            spec = spec_of(draft.id, resources, slot, layers, launcher.guest_files(), settings.init)
             fingerprint = await launcher.hypervisor.fingerprint(spec)
             with phases("boot"):
                 machine = await launcher.hypervisor.boot(spec)
             with phases("agent"):
                 await self._until_ready(machine, slot)
+            guest = Guest(machine, slot.address)
+            if settings.init == "systemd":
+                with phases("systemd"):
+                    await starting.until_systemd(guest, _log(template.name))
             if template.start:
                 with phases("start"):
-                    guest = Guest(machine, slot.address)
                     await starting.start(guest, template.start, _log(template.name), _nothing)
             with phases("stop"):
                 await machine.stop()

@@ -70,6 +70,11 @@ class Network:
             self, internet=other.internet, given={**kept, **(other.given or {})} or None, policy=other.policy
         )
 
+    @property
+    def mask_host(self) -> str | None:
+        """The host that services are told, see `sandbox.masking`."""
+        return (self.given or {}).get("maskRequestHost") or None
+
 
 @dataclass(frozen=True)
 class Sandbox:

@@ -14,7 +14,6 @@ from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 UNSUPPORTED_NETWORK = (
     "dnsServers",
     "egressProxy",
-    "maskRequestHost",
     "httpsPorts",
     "rules",
 )

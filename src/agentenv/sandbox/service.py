@@ -18,7 +18,7 @@ from agentenv.config import Settings
 from agentenv.errors import AenvError
 from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.admission import Admission, Budget, host_free
@@ -253,6 +253,10 @@ class Sandboxes:
     def asleep(self, sandbox_id: str) -> Asleep | None:
         """See proxy.directory.Directory."""
         return self._all.asleep(sandbox_id)
+
+    def guard(self, sandbox_id: str) -> Guard | None:
+        """See proxy.directory.Directory."""
+        return self._all.guard(sandbox_id)
 
     async def wake(self, sandbox_id: str) -> None:
         """See proxy.directory.Directory."""

@@ -11,7 +11,7 @@ from agentenv.image.cache import CachedImage
 from agentenv.sandbox.parts import Template, Templates
 from agentenv.sandbox.records import Origin
 from agentenv.sandbox.requests import Shape
-from agentenv.snapshot.records import Attached, GuestSettings, Resources, Snapshot, Start
+from agentenv.snapshot.records import Attached, GuestSettings, Init, Resources, Snapshot, Start
 from agentenv.snapshot.store import Snapshots
 
 # How the builds of images begin that are no template's.
@@ -33,6 +33,7 @@ class ImageTemplate:
     default_user: str
     default_workdir: str | None
     start: Start = field(default_factory=Start)
+    init: Init = "agent"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,13 @@ def image_template(name: str, image: CachedImage, *, vcpus: int, memory_mib: int
         env=dict(image.config.env),
         default_user=image.default_user,
         default_workdir=image.default_workdir,
+        init=image.config.init,
     )
+
+
+def settings_of(template: Template) -> GuestSettings:
+    """What processes in a template's sandboxes start with."""
+    return GuestSettings(dict(template.env), template.default_user, template.default_workdir, template.init)
 
 
 def of_template(template: Template) -> Source:
@@ -97,7 +104,7 @@ def of_template(template: Template) -> Source:
     return Source(
         Origin(template.id, template.name, template.build_id),
         Resources(template.vcpus, template.memory_mib, template.disk_mib),
-        GuestSettings(dict(template.env), template.default_user, template.default_workdir),
+        settings_of(template),
         template=template,
     )
 

@@ -15,6 +15,9 @@ from agentenv.records.document import Documents
 
 ROOT = "snapshots"
 
+Init = Literal["agent", "systemd"]
+"""What is process 1 of a guest that boots."""
+
 Kind = Literal["template", "pause", "checkpoint", "fork", "step"]
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -96,11 +99,12 @@ class Resources:
 
 @dataclass(frozen=True)
 class GuestSettings:
-    """What processes in the guest start with."""
+    """What processes in the guest start with, and what is process 1 where it boots."""
 
     env: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
     default_workdir: str | None = None
+    init: Init = "agent"
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ class MachineSpec:
 
     `layers` go from the bottom up; above them the machine writes to a layer of its own, of
     `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as. `drives` take
-    the places that every machine has for them, the guest knows them by `drive_serial`.
+    the places that every machine has for them, the guest knows them by `drive_serial`. With `words`
+    the guest's kernel is told more, when it boots.
     """
 
     id: str
@@ -81,6 +82,7 @@ class MachineSpec:
     nic: Nic
     uid: int
     drives: tuple[Drive, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

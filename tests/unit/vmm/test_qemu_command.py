@@ -120,6 +120,12 @@ def test_emulation_knows_the_clock_and_bounds_its_buffer() -> None:
     assert "tsc_early_khz=2445406 tsc=reliable" in values(argv, "-append")[0]
 
 
+def test_a_machine_may_tell_its_kernel_more() -> None:
+    argv = command(replace(SPEC, words=("agentenv.init=systemd",)))
+    assert argv[argv.index("-append") + 1] == f"{kernel_command_line(TCG)} agentenv.init=systemd"
+    assert argv[: argv.index("-append")] == command()[: command().index("-append")]
+
+
 def test_kvm_is_handed_over_open() -> None:
     argv = command(descriptors=replace(DESCRIPTORS, kvm=30), emulation=Emulation("kvm", 2_445_406, 48))
     assert values(argv, "-accel") == ["kvm,device=/dev/fdset/30"]

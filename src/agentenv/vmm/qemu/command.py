@@ -99,7 +99,7 @@ def boot_command(
     kernel = [
         *("-kernel", f"/proc/self/fd/{descriptors.kernel}"),
         *("-initrd", f"/proc/self/fd/{descriptors.initramfs}"),
-        *("-append", kernel_command_line(emulation)),
+        *("-append", " ".join((kernel_command_line(emulation), *spec.words))),
     ]
     # A shared mapping of a file: when the machine is captured, the file is the memory layer.
     return [*_common(program, spec, descriptors, emulation, "share=on"), *kernel]

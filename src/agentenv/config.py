@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from agentenv.errors import InvalidRequest
+from agentenv.limits import NONE, Limits, chosen
 
 
 def default_home() -> Path:
@@ -68,6 +69,18 @@ class Settings(BaseSettings):
     domain: str = Field(
         default="localhost",
         description="Domain under which `{port}-{sandbox}.{domain}` reaches a service in a sandbox.",
+    )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="Certificate chain (PEM) for `*.{domain}`, to serve https; unset, the local authority's"
+        " if `setup --local-ca` made one. Files are looked at again every few seconds.",
+    )
+    tls_key: Path | None = Field(default=None, description="Its key (PEM, not encrypted).")
+    tls_port: int = Field(
+        default=8443,
+        ge=0,
+        le=65535,
+        description="TCP port for https, where there is a certificate; 0 takes a free one.",
     )
     api_key: str | None = Field(
         default=None, description="The API key; unset, one is generated at first start and kept in a file."
@@ -212,6 +225,11 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Registries (HOST[:PORT]) that are spoken to by http, in the clear; all others by https.",
     )
+    ecr_url: str | None = Field(
+        default=None,
+        description="Where AWS keys of a build are exchanged for credentials of ECR, instead of"
+        " https://api.ecr.REGION.amazonaws.com/: a VPC endpoint.",
+    )
     docker_config: Path = Field(
         default_factory=default_docker_config,
         description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",
@@ -242,6 +260,16 @@ class Settings(BaseSettings):
         description="MiB of layers and root filesystems kept although no template or snapshot needs them.",
     )
 
+    limits: Limits = Field(
+        default=NONE,
+        description="Limits of a sandbox whose request does not say: `network` (rx_bytes_per_second,"
+        " tx_bytes_per_second, burst_bytes), `disk` (bytes_per_second, iops, burst_bytes, burst_operations).",
+    )
+    limits_most: Limits = Field(
+        default=NONE,
+        description="The most that a request can have of each; what is unset has no maximum.",
+    )
+
     network_range: str = Field(
         default="10.192.0.0/12",
         description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",
@@ -267,6 +295,42 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
+    proxy_head_bytes: int = Field(
+        default=65536, ge=1024, le=1048576, description="Bytes of the longest head of a request or an answer."
+    )
+    proxy_head_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a client has to send a request's head."
+    )
+    proxy_idle_s: float = Field(
+        default=640.0,
+        gt=0,
+        description="Seconds a client's connection is kept between requests: longer than clients keep it.",
+    )
+    proxy_connect_s: float = Field(
+        default=5.0, gt=0, description="Seconds for a connection to a port of a sandbox."
+    )
+    proxy_answer_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds that a sandbox has, once a request has come whole, to begin its answer; 0: any.",
+    )
+    proxy_still_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds for which nothing may move in the midst of a body or of a WebSocket; 0: any.",
+    )
+    proxy_wake_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
+    )
+    proxy_per_client: int = Field(
+        default=0, ge=0, description="Connections that one address may have to the node; 0: any number."
+    )
+    proxy_per_sandbox: int = Field(
+        default=0,
+        ge=0,
+        description="Requests and WebSockets that may be under way to one sandbox; 0: any number.",
+    )
+
     builds_at_once: int | None = Field(
         default=None,
         ge=1,
@@ -283,6 +347,17 @@ class Settings(BaseSettings):
     step_keep_s: float = Field(
         default=30 * 24 * 3600.0, ge=0, description="Seconds that a step nobody uses is kept at most."
     )
+    shape_cache_mib: int = Field(
+        default=20480,
+        ge=0,
+        description="MiB of snapshots of other sizes than their template's, and of images of sandboxes, that "
+        "are kept to be started from again.",
+    )
+    shape_keep_s: float = Field(
+        default=7 * 24 * 3600.0,
+        ge=0,
+        description="Seconds that one of these that nobody uses is kept at most.",
+    )
     context_max_mib: int = Field(
         default=8192, ge=1, description="MiB of the largest upload of files that a build copies."
     )
@@ -298,6 +373,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))  # noqa: PTH100
+
+    @model_validator(mode="after")
+    def _limits_can_be(self) -> Settings:
+        try:
+            chosen(self.limits_most, NONE, NONE)
+            chosen(self.limits, NONE, self.limits_most)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
+        return self
 
     @cached_property
     def runtime_dir(self) -> Path:
@@ -338,6 +422,16 @@ class Settings(BaseSettings):
     def machines_dir(self) -> Path:
         """Writable disk layers of machines, one directory each."""
         return self.home / "machines"
+
+    @property
+    def domain_name(self) -> str:
+        """The domain without the port that it may carry."""
+        return self.domain.partition(":")[0].removesuffix(".").lower()
+
+    @property
+    def tls_dir(self) -> Path:
+        """The local certificate authority, if one was made, and the certificate it issued."""
+        return self.home / "tls"
 
     @property
     def api_key_file(self) -> Path:

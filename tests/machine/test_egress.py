@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import socket
 import struct
 import threading
@@ -85,7 +86,10 @@ def guest(host: NetHost, slot: Slot) -> Path:
 
 
 def echo(connection: socket.socket) -> None:
-    """Sends back what comes, and pushes a word when asked to."""
+    """Sends back what comes, and notices after a second or two when the flow is cut."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        connection.setsockopt(socket.IPPROTO_TCP, option, 1)
     try:
         while data := connection.recv(100):
             connection.sendall(data)
@@ -322,7 +326,7 @@ async def test_there_is_no_moment_without_rules(
     stop = threading.Event()
 
     with sink_at(host, WEB, 9) as allowed, sink_at(host, OTHER, 9) as denied, datagram(guest) as probe:
-        allowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        allowed.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
 
         def send() -> None:
             nonlocal sent
@@ -481,6 +485,22 @@ async def test_a_failure_leaves_what_was_before(
     await slots.release(slot)
     with pytest.raises(HostFault, match="released"):
         await slots.apply(slot, policy())
+
+
+async def test_after_a_failure_that_was_none_nothing_is_taken_for_certain(
+    host: NetHost, slots: Slots, slot: Slot, guest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever nft did before it failed, the next change is wholly in force."""
+    host.listen(host.internet, WEB, 7, echo)
+    liar = tmp_path / "nft"
+    liar.write_text(f'#!/bin/sh\n{shutil.which("nft")} "$@"\nexit 1\n')
+    liar.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path), prepend=":")
+        with pytest.raises(HostFault):
+            await slots.apply(slot, policy(deny=[ALL], allow=["web.test"]))
+    await slots.apply(slot, policy())
+    assert await is_reached(guest, WEB, 7)
 
 
 async def test_a_change_goes_on_when_its_caller_goes(slots: Slots, slot: Slot, guest: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from agentenv.api.models import (
+    AttachedDrive,
     BranchAnswer,
     ForkAnswer,
     ForkError,
@@ -21,12 +23,13 @@ from agentenv.api.models import (
     rfc3339,
 )
 from agentenv.errors import AenvError
+from agentenv.limits import Limits, spelled
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import SHOWN
 from agentenv.snapshot.lineage import Branch, Lineage
-from agentenv.snapshot.records import Snapshot
+from agentenv.snapshot.records import Attached, Snapshot
 
 
 def json(
@@ -87,6 +90,7 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         domain=domain,
         allowInternetAccess=sandbox.network.internet,
         network=sandbox.network.given,
+        limits=_limits(sandbox.limits) or None,
         lifecycle=LifecycleAnswer(
             onTimeout=sandbox.lifecycle.on_timeout, autoResume=sandbox.lifecycle.auto_resume
         ),
@@ -94,7 +98,27 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         envdUnresponsiveAtPause=None if sandbox.agent_answered else True,
         reason=sandbox.reason,
         snapshotID=sandbox.snapshot,
+        attachedDrives=[_drive(each) for each in sandbox.drives] or None,
     )
+
+
+def _drive(drive: Attached) -> AttachedDrive:
+    return AttachedDrive(
+        id=drive.id,
+        image=drive.image,
+        readOnly=drive.read_only,
+        mountPath=drive.path,
+        subPath=drive.part,
+        diskSizeMB=drive.disk_mib,
+    )
+
+
+def _limits(limits: Limits) -> dict[str, dict[str, int]]:
+    return {
+        room: {spelled(name): value for name, value in asdict(part).items() if value is not None}
+        for room, part in (("network", limits.network), ("disk", limits.disk))
+        if part
+    }
 
 
 def of_many(results: Sequence[Answer | AenvError], domain: str | None) -> list[ForkAnswer]:

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import fields
 from datetime import UTC, datetime
+from typing import TypeVar
 from urllib.parse import unquote
 
-from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig, NetworkUpdate
+from agentenv.api.models import (
+    Asked,
+    AttachedDriveBody,
+    ChildBody,
+    ColdBody,
+    CreateBody,
+    CreateBodyV1,
+    LimitsBody,
+    NetworkConfig,
+    NetworkUpdate,
+)
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.limits import DiskLimits, Limits, NetworkLimits, chosen, spelled
 from agentenv.network.policy import parse
+from agentenv.sandbox import masking
+from agentenv.sandbox.drives import NewDrive, new_drive
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
-from agentenv.sandbox.requests import Key, NewSandbox
+from agentenv.sandbox.requests import Key, NewSandbox, Shape
 from agentenv.snapshot.listing import Query as SnapshotQuery
+
+T = TypeVar("T", NetworkLimits, DiskLimits)
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 _STATES = frozenset({"running", "paused"})
@@ -31,6 +48,11 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
     for name in _UNSUPPORTED:
         if getattr(body, name):
             raise NotImplementedYet(f"{name} is not part of this version")
+    internet = body.allow_internet_access
+    if isinstance(body, ColdBody):
+        internet = body.allowInternetAccess if internet is None else internet
+        if body.extraBootArgs:
+            raise NotImplementedYet("extraBootArgs: the kernel's command line is the same for all guests")
     v1 = isinstance(body, CreateBodyV1)
     default_s = settings.timeout_v1_s if v1 else settings.timeout_s
     return NewSandbox(
@@ -40,8 +62,42 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         env=_variables(body.envVars or {}),
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
         lifecycle=_lifecycle(body, settings),
-        network=_network(body.network, body.allow_internet_access),
+        network=_network(body.network, internet),
+        limits=limits(body.limits, settings),
+        image=body.image if isinstance(body, ColdBody) else None,
+        shape=Shape(body.cpuCount, body.memoryMB, body.diskSizeMB),
+        drives=tuple(_drive(each) for each in body.attachedDrives or []),
     )
+
+
+def _drive(given: AttachedDriveBody) -> NewDrive:
+    return new_drive(
+        given.id,
+        given.image,
+        path=given.mountPath,
+        read_only=given.readOnly is not False,
+        part=given.subPath,
+        disk_mib=given.diskSizeMB,
+    )
+
+
+def limits(given: LimitsBody | None, settings: Settings) -> Limits:
+    """The limits that are asked for, within those of the node.
+
+    Raises:
+        InvalidRequest: they cannot be.
+    """
+    asked = given or LimitsBody()
+    return chosen(
+        Limits(_spelled(NetworkLimits, asked.network), _spelled(DiskLimits, asked.disk)),
+        settings.limits,
+        settings.limits_most,
+    )
+
+
+def _spelled(kind: type[T], given: Asked | None) -> T:
+    names = (each.name for each in fields(kind))
+    return kind() if given is None else kind(**{name: getattr(given, spelled(name)) for name in names})
 
 
 def create_timeout(asked: int | None, default_s: int, max_s: int) -> int:
@@ -104,6 +160,8 @@ def snapshot_query(
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
     shown = None if given is None else given.model_dump(exclude_none=True) or None
     public = given is None or given.allowPublicTraffic is not False
+    if given is not None and given.maskRequestHost:
+        masking.check(given.maskRequestHost)
     return Network(public=public, internet=internet, given=shown, policy=parse(shown, internet))
 
 

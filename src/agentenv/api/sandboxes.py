@@ -10,9 +10,11 @@ from fastapi.responses import JSONResponse
 
 from agentenv.api import answers, requests
 from agentenv.api.models import (
+    ColdBody,
     ConnectBody,
     CreateBody,
     CreateBodyV1,
+    LimitsBody,
     ListedSandbox,
     NetworkUpdate,
     PauseBody,
@@ -55,6 +57,11 @@ def _creating(router: APIRouter, service: Sandboxes, settings: Settings, domain_
     @router.post("/sandboxes", status_code=201, response_model=SandboxAnswer)
     async def create_v1(request: Request, body: CreateBodyV1, key: IdempotencyKey = None) -> Response:
         """Create a sandbox (the older call)."""
+        return await create(request, body, key)
+
+    @router.post("/sandboxes-cold", status_code=201, response_model=SandboxAnswer)
+    async def create_cold(request: Request, body: ColdBody, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox of an image, pulled and booted unless one of it and of this size was before."""
         return await create(request, body, key)
 
 
@@ -135,6 +142,12 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         """Kill a sandbox."""
         phases = await service.kill(sandbox_id)
         return Response(status_code=204, headers=answers.timing(phases))
+
+    @router.put("/sandboxes/{sandbox_id}/limits", status_code=204)
+    async def set_limits(sandbox_id: str, body: LimitsBody) -> Response:
+        """Have these limits in the place of all of before; what is missing is the node's default."""
+        await service.set_limits(sandbox_id, requests.limits(body, settings))
+        return Response(status_code=204)
 
     @router.post("/sandboxes/{sandbox_id}/timeout", status_code=204)
     async def set_timeout(sandbox_id: str, body: TimeoutBody) -> Response:

@@ -17,7 +17,7 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.core import IO_ERROR
 from agentenv.sandbox.guest import Command, Guest
 from agentenv.sandbox.launch import Launcher, spec_of
-from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
+from agentenv.snapshot.records import Descent, GuestSettings, Init, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import Layer, Machine
 
@@ -146,14 +146,19 @@ class Workshop:
         self._guest_at = guest_at
 
     @asynccontextmanager
-    async def booted(self, resources: Resources, layers: tuple[Layer, ...]) -> AsyncIterator[Bench]:
+    async def booted(
+        self, resources: Resources, layers: tuple[Layer, ...], init: Init = "agent"
+    ) -> AsyncIterator[Bench]:
         """A machine that has booted from disk layers; it is ended with the block.
 
         Raises:
             CapacityExceeded: there was no room for long. GuestFault, HostFault, StoreFault: it cannot be
                 started.
         """
-        async with self._room(resources) as bench_id, self._bench(bench_id, resources, layers, None) as bench:
+        async with (
+            self._room(resources) as bench_id,
+            self._bench(bench_id, resources, layers, None, init) as bench,
+        ):
             yield bench
 
     @asynccontextmanager
@@ -202,13 +207,18 @@ class Workshop:
 
     @asynccontextmanager
     async def _bench(
-        self, bench_id: str, resources: Resources, layers: tuple[Layer, ...], snapshot: Snapshot | None
+        self,
+        bench_id: str,
+        resources: Resources,
+        layers: tuple[Layer, ...],
+        snapshot: Snapshot | None,
+        init: Init = "agent",
     ) -> AsyncIterator[Bench]:
         launcher = self.launcher
         slot = await launcher.slots.acquire(bench_id)
         machine: Machine | None = None
         try:
-            spec = spec_of(bench_id, resources, slot, layers, launcher.guest_files())
+            spec = spec_of(bench_id, resources, slot, layers, launcher.guest_files(), init)
             saved = snapshot and self.snapshots.saved(snapshot)
             if saved and snapshot:
                 machine = await launcher.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)

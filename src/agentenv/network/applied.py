@@ -6,10 +6,11 @@ The kernel does what is to be done; this is for the decisions before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from agentenv.network.egress import LASTING_S, Opening
+from agentenv.network.egress import LASTING_S, SLOT_TABLE, Opening
+from agentenv.network.nfnetlink import Element, Sets
 from agentenv.network.policy import UNRESTRICTED, Address, Policy
 
 OPENINGS_MAX = 16_384  # of a slot
@@ -30,22 +31,38 @@ class Asker:
 
 
 class Applied:
-    """The policy in force at one slot. `lock` is held while what the kernel has there is changed."""
+    """The policy in force at one slot. `lock` is held while what the kernel has there is changed; `sets` are
+    those of the slot, once something was opened, and keep its namespace until they are closed."""
 
     def __init__(self) -> None:
+        self.sets: Sets | None = None
         self.policy = UNRESTRICTED
+        self.certain = True  # not after a change that failed: it may have been made all the same
         self.serial = 0
         self.lock = asyncio.Lock()
         self._until: dict[Address, dict[str, tuple[float, float]]] = {}
         self._count = 0
 
-    def become(self, policy: Policy, openings: Iterable[Opening], now: float) -> None:
-        """Another policy is in force, and these openings."""
+    def add(self, elements: Iterable[Element]) -> None:
+        """Add to the slot's sets, in a thread that is in its namespace.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        self.sets = self.sets or Sets(SLOT_TABLE)
+        self.sets.add(elements)
+
+    def close(self) -> None:
+        """Let go of the slot's namespace."""
+        sets, self.sets = self.sets, None
+        if sets is not None:
+            sets.close()
+
+    def become(self, policy: Policy, now: float) -> None:
+        """Another policy is in force, with what its names have opened before."""
         self.policy = policy
         self.serial += 1
-        self._until = {}
-        self._count = 0
-        self.note(openings, now)
+        self._keep(policy.name_matches, now)
 
     def note(self, openings: Iterable[Opening], now: float) -> None:
         """Names have opened more."""
@@ -70,7 +87,7 @@ class Applied:
         """What is to be opened for an answer, None where there is no room for it. An address that is open
         for longer, by an earlier answer or another name, stays so."""
         if self._count + len(found) > OPENINGS_MAX:
-            self._forget_past(now)
+            self._keep(lambda _: True, now)
             if self._count + len(found) > OPENINGS_MAX:
                 return None
         return [
@@ -81,11 +98,11 @@ class Applied:
     def _open_until(self, address: Address) -> float:
         return max((new for new, _ in self._until.get(address, {}).values()), default=0.0)
 
-    def _forget_past(self, now: float) -> None:
-        for address, names in list(self._until.items()):
-            left = {name: until for name, until in names.items() if until[1] > now}
-            self._count -= len(names) - len(left)
-            if left:
-                self._until[address] = left
-            else:
-                del self._until[address]
+    def _keep(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Forget names that are not wanted, and what is past."""
+        kept = {
+            address: {name: until for name, until in names.items() if until[1] > now and wanted(name)}
+            for address, names in self._until.items()
+        }
+        self._until = {address: names for address, names in kept.items() if names}
+        self._count = sum(map(len, self._until.values()))

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import egress, namespace, nfnetlink, nft
+from agentenv.limits import NetworkLimits
+from agentenv.network import egress, namespace, nft, shaping
 from agentenv.network.applied import Applied, Asker
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
@@ -132,7 +133,7 @@ class Slots:
         if entry is None:
             raise HostFault(f"the slot {slot.name} was released")
         applied = self._at(entry)
-        if applied.policy != policy or applied.lock.locked():
+        if applied.policy != policy or applied.lock.locked() or not applied.certain:
             await asyncio.shield(self._begin(self._apply(entry, applied, policy)))
 
     async def open(self, asker: Asker, name: str, found: Sequence[tuple[Address, float]]) -> bool:
@@ -204,6 +205,19 @@ class Slots:
         if entry is not None:
             await self._remove(entry)
 
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Have a slot's traffic no faster than that from now on, in the place of earlier limits. They go
+        with the slot.
+
+        Raises:
+            HostFault: the slot was released, or the kernel refused. HostIncapable: it cannot shape traffic.
+        """
+        entry = self._held(slot)
+        if entry is None or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {slot.name} was released")
+        path = self._wiring(entry).namespace
+        await asyncio.shield(self._begin(self._run(lambda _: shaping.apply(path, limits))))
+
     def hand_over(self, slot: Slot, owner: str) -> None:
         """Give a slot made ahead to the machine that will use it."""
         entry = self._held(slot)
@@ -227,7 +241,9 @@ class Slots:
         except OSError as error:
             raise HostFault(f"slot {entry.name} could not be put in order: {error}") from error
         if openings is not None:
-            self._at(entry).become(policy, openings, time.monotonic())
+            now = time.monotonic()
+            self._at(entry).become(policy, now)
+            self._at(entry).note(openings, now)
             return self._slot(entry)
         _log.warning("slot %s of %s has lost its namespace or tap", entry.name, owner)
         await self._remove(entry)
@@ -268,9 +284,7 @@ class Slots:
                 self._identity = None
         finally:
             workers, self._workers = self._workers, None
-            await asyncio.to_thread(workers.shutdown)
-            while not self._sockets.empty():
-                self._sockets.get().close()
+            await asyncio.to_thread(self._let_go, workers)
 
     # Decisions, on the event loop.
 
@@ -392,10 +406,14 @@ class Slots:
         async with applied.lock:
             now = time.monotonic()
             openings = applied.left(policy, now)
-            if egress.differ(policy, applied.policy):
-                await self._in_slot(entry, lambda: nft.apply(egress.change(policy, self._opened, openings)))
+            if egress.differ(policy, applied.policy) or not applied.certain:
+                before = applied.policy if applied.certain else None
+                script = egress.change(before, policy, self._opened, openings)
+                applied.certain = False
+                await self._in_slot(entry, lambda: nft.apply(script))
+                applied.certain = True
             if policy != applied.policy:
-                applied.become(policy, openings, now)
+                applied.become(policy, now)
 
     async def _open(
         self,
@@ -411,8 +429,7 @@ class Slots:
             if applied.serial != asker.serial or openings is None:
                 return False
             try:
-                additions = egress.additions(openings)
-                await self._in_slot(entry, lambda: nfnetlink.add(egress.SLOT_TABLE, additions))
+                await self._in_slot(entry, lambda: applied.add(egress.additions(openings)))
             except HostFault as error:
                 _log.warning("what a name resolved to is not opened: %s", error)
                 return False
@@ -465,8 +482,15 @@ class Slots:
 
     async def _destroy(self, entry: Entry) -> None:
         wiring = self._wiring(entry)
+        applied = self._at(entry)
+
+        def destroy(host: Rtnetlink) -> None:
+            applied.close()
+            namespace.destroy(wiring, host)
+
         try:
-            await self._run(lambda host: namespace.destroy(wiring, host))
+            async with applied.lock:
+                await self._run(destroy)
         except OSError as error:
             raise HostFault(f"slot {entry.name} could not be removed: {error}") from error
         self._forget(entry)
@@ -505,6 +529,13 @@ class Slots:
                 side.take_down(host)
         finally:
             self._registry.free(self._settings.home, side.restore_shared if side is not None else None)
+
+    def _let_go(self, workers: ThreadPoolExecutor) -> None:
+        workers.shutdown()
+        for applied in self._applied.values():
+            applied.close()
+        while not self._sockets.empty():
+            self._sockets.get().close()
 
     async def _run(self, work: Callable[[Rtnetlink], T]) -> T:
         """Do blocking work in a thread, with a socket to the host's namespace."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.sandbox.live import KnownRoute, Live
 from agentenv.sandbox.records import Claim, Records, Sandbox
 from agentenv.sandbox.transitions import (
@@ -170,18 +170,28 @@ class Registry:
             return "stalled"
         return None
 
+    def guard(self, sandbox_id: str) -> Guard | None:
+        """See proxy.directory.Directory."""
+        live = self._live.get(sandbox_id)
+        if live is None:
+            return None
+        record = live.record
+        wakes_anyway = record.state is State.RESUMING
+        token = None if wakes_anyway else record.access_token
+        return Guard(token or "", record.traffic_token, record.network.public)
+
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         given = signature.encode(errors="replace")
         for live in self:
-            token = live.record.access_token
-            if token is None or (route := route_of(live)) is None:
+            token, route = live.record.access_token, route_of(live)
+            if token is None or (route is None and self.asleep(live.record.id) != "wakes"):
                 continue
             expected = file_signature(path, operation, username, token, expiration)
             if hmac.compare_digest(expected.encode(), given):
-                return route
+                return route or (None if has_expired(expiration) else live.record.id)
         return None
 
 
@@ -209,7 +219,13 @@ def _route_of(live: Live) -> Route | None:
         access_token=record.access_token or "",
         traffic_token=record.traffic_token,
         public=record.network.public,
+        mask_host=record.network.mask_host,
     )
+
+
+def has_expired(expiration: str | None) -> bool:
+    """Whether a file URL that was good until then, in seconds since the epoch, is no longer."""
+    return expiration is not None and not (expiration.isdecimal() and int(expiration) >= time.time())
 
 
 def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:

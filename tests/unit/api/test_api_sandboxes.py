@@ -134,6 +134,7 @@ async def test_nulls_unknown_fields_and_defaults_pass(client: httpx.AsyncClient)
         ({"templateID": "base", "autoResume": True}, "autoResume"),
         ({"templateID": "base", "network": []}, "network"),
         ({"templateID": "base", "network": {"allowOut": "1.1.1.1"}}, "network.allowOut"),
+        ({"templateID": "base", "network": {"maskRequestHost": "a\r\nX: y"}}, "network.maskRequestHost"),
         ({"templateID": "base", "network": {"allowOut": ["example.com"]}}, "network.allowOut"),
     ],
 )
@@ -221,6 +222,18 @@ async def test_idempotency_keys(client: httpx.AsyncClient) -> None:
 # Look
 
 
+async def test_the_host_that_services_are_told(client: httpx.AsyncClient, node: MemoryNode) -> None:
+    network = {"maskRequestHost": "localhost:${PORT}"}
+    made = await create(client, network=network)
+    detail = (await client.get(f"/sandboxes/{made['sandboxID']}")).json()
+    assert detail["network"] == network
+    route = node.service.route(made["sandboxID"])
+    assert route is not None and route.mask_host == "localhost:${PORT}"
+    (fork,) = (await client.post(f"/sandboxes/{made['sandboxID']}/fork", json={"count": 1})).json()
+    route = node.service.route(fork["sandbox"]["sandboxID"])
+    assert route is not None and route.mask_host == "localhost:${PORT}"
+
+
 async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncClient) -> None:
     from e2b.api.client.models import SandboxDetail
 
@@ -244,6 +257,36 @@ async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncCli
     assert not {"network", "allowInternetAccess"} & set(plain)
 
 
+async def test_limits_are_taken_shown_and_replaced(client: httpx.AsyncClient) -> None:
+    limits = {"network": {"rxBytesPerSecond": 1 << 20}, "disk": {"iops": 100, "burstOperations": 200}}
+    path = f"/sandboxes/{(await create(client, limits=limits))['sandboxID']}"
+    assert (await client.get(path)).json()["limits"] == limits
+    assert (await client.put(f"{path}/limits", json={"disk": {"iops": 50}})).status_code == 204
+    assert (await client.get(path)).json()["limits"] == {"disk": {"iops": 50}}
+    assert (await client.put(f"{path}/limits", json={})).status_code == 204
+    assert "limits" not in (await client.get(path)).json()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"network": {"rxBytesPerSecond": 5}},
+        {"network": {"rxBytesPerSecond": -1}},
+        {"network": {"rxBytesPerSecond": "1M"}},
+        {"network": {"rxBytesPerSecond": 1.5}},
+        {"network": {"bytesPerSecond": 1 << 20}},
+        {"disk": {"burstBytes": 1 << 30}},
+        {"memory": {}},
+        [],
+    ],
+)
+async def test_limits_that_cannot_be(client: httpx.AsyncClient, limits: Any) -> None:
+    refused = await client.post("/v2/sandboxes", json={"templateID": "base", "limits": limits})
+    assert_fault(refused, 400, "limits")
+    path = f"/sandboxes/{(await create(client))['sandboxID']}/limits"
+    assert_fault(await client.put(path, json=limits), 400)
+
+
 @pytest.mark.parametrize(
     "name", ["ix", "x" * 5000, "%00", "a%2Fb", "..%2F..", "%F0%9F%92%A9", "%ff", "a;b'\""]
 )
@@ -255,6 +298,7 @@ async def test_unknown_ids_are_404_everywhere(client: httpx.AsyncClient, name: s
         ("POST", "/refreshes", {"duration": 10}),
         ("POST", "/connect", {"timeout": 10}),
         ("POST", "/pause", None),
+        ("PUT", "/limits", {}),
     ]:
         assert_fault(await client.request(method, f"/sandboxes/{name}{path}", json=body), 404)
 

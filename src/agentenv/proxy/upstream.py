@@ -14,7 +14,8 @@ from agentenv.proxy.routing import AGENT_PORT
 
 AGENT_IDLE_S = 60.0  # the agent keeps idle connections for longer than this
 GUEST_IDLE_S = 1.5  # servers of all kinds: the most impatient common ones close after 2 s
-# As many as are in use at once: what many clients got answered in one turn of the loop is idle until the next.
+# As many as are in use at once: what many clients got answered in one turn of the loop is idle until the
+# next.
 IDLE_PER_PORT = 256
 IDLE_IN_ALL = 1024
 WRITE_HIGH_WATER = 512 * 1024  # bytes that wait for a slow reader before the sender is stopped

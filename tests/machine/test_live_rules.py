@@ -20,7 +20,7 @@ from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
-ONE, OTHER = "192.0.2.10", "192.0.2.11"  # servers in an internet of the test's own
+ONE, OTHER = "198.18.7.10", "198.18.7.11"  # servers in an internet of the test's own
 PORT = 7
 
 
@@ -36,7 +36,7 @@ class Internet:
     def open(self) -> None:
         run("ip", "netns", "add", self.name)
         run("ip", "link", "add", self.name, "type", "veth", "peer", "name", "far", "netns", self.name)
-        run("ip", "addr", "add", "192.0.2.1/24", "dev", self.name)
+        run("ip", "addr", "add", "198.18.7.1/24", "dev", self.name)
         run("ip", "link", "set", self.name, "up")
         with namespace.inside(Path("/run/netns") / self.name):
             run("ip", "link", "set", "far", "up")
@@ -89,7 +89,7 @@ def internet() -> Iterator[Internet]:
 
 @pytest.fixture(scope="module")
 def rules_node(internet: Internet, node_factory: Callable[..., RunningNode]) -> RunningNode:
-    return node_factory("rules", pool_most="1")
+    return node_factory("rules")
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ class MemoryImages:
         disk_mib: int | None = None,
         progress: Callable[[str], None],
     ) -> CachedImage:
+        source = source.removeprefix("docker:")
         self.asked.append((source, credentials))
         if source.startswith("missing"):
             raise NotFound(f"{source}: no such image")

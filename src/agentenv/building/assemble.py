@@ -6,7 +6,7 @@ from agentenv.building.builder import Builder
 from agentenv.building.cache import StepCache
 from agentenv.building.contexts import Contexts
 from agentenv.building.export import Exporter
-from agentenv.building.ground import Grounds, Images
+from agentenv.building.ground import Grounds
 from agentenv.building.logs import Logs
 from agentenv.building.maker import After, Maker
 from agentenv.building.steps import Steps
@@ -14,7 +14,7 @@ from agentenv.building.workshop import GuestAt, Workshop
 from agentenv.config import Settings
 from agentenv.records.database import Database
 from agentenv.sandbox.guest import Guest
-from agentenv.sandbox.parts import SystemClock
+from agentenv.sandbox.parts import Images, SystemClock
 from agentenv.sandbox.service import Sandboxes
 from agentenv.template.builds import Builds
 from agentenv.template.store import Templates

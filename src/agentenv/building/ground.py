@@ -14,10 +14,10 @@ from agentenv.building.plan import Context, Root
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
 from agentenv.errors import AenvError, InvalidRequest
-from agentenv.image import reference
-from agentenv.image.cache import CachedImage
+from agentenv.image import reference, source
 from agentenv.image.credentials import AwsKeys, Credentials
 from agentenv.image.registry.access import Access
+from agentenv.sandbox.parts import Held, Images, Progress
 from agentenv.sandbox.prepare import Prepared
 from agentenv.snapshot.records import Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
@@ -28,30 +28,6 @@ from agentenv.vmm.machine import Layer
 # E2B's convention: who commands run as in an image that does not say.
 USER = "user"
 IMAGE = "image:"
-_LOCAL = ("oci:", "archive:", "rootfs:", "debootstrap:", "/", "./", "../", "~")
-
-Progress = Callable[[str], None]
-
-
-class Held(Protocol):
-    """What keeps something until it is released."""
-
-    def release(self) -> None: ...
-
-
-class Images(Protocol):
-    """Where root filesystems of images come from; see image.cache.Images."""
-
-    async def get(
-        self,
-        source: str,
-        *,
-        credentials: Credentials | None = None,
-        disk_mib: int | None = None,
-        progress: Progress,
-    ) -> CachedImage: ...
-
-    def keep(self, digest: str) -> Held: ...
 
 
 class Catalogue(Protocol):
@@ -180,11 +156,8 @@ class Grounds:
     async def _of_image(
         self, image: str, credentials: Credentials | None, build: Build | None, progress: Progress
     ) -> Ground:
-        if image.startswith(_LOCAL) and not self._settings.build_from_paths:
-            raise InvalidRequest(
-                f"{image} is no image of a registry",
-                remedy="AENV_BUILD_FROM_PATHS lets builds read images from this host's files",
-            )
+        if not self._settings.build_from_paths:
+            image = source.remote_only(image)
         found = await self._images.get(image, credentials=credentials, progress=progress)
         if build is not None and (disk_mib := grown(found.size_bytes, found.disk_mib, build.free_mib)):
             found = await self._images.get(
@@ -230,13 +203,12 @@ def _registry(definition: Definition) -> str | None:
     return next((host for host in map(_host, images) if host is not None), None)
 
 
-def _host(source: str) -> str | None:
-    """The registry of a source that is an image of one."""
-    name = source.removeprefix(IMAGE)
-    if name == source or name.startswith(_LOCAL):
+def _host(origin: str) -> str | None:
+    """The registry of an origin that is an image of one."""
+    if not origin.startswith(IMAGE):
         return None
     try:
-        return reference.parse(name.removeprefix("docker:")).host
+        return reference.parse(source.remote_only(origin.removeprefix(IMAGE)).removeprefix("docker:")).host
     except InvalidRequest:
         return None
 

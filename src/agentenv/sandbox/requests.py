@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotImplementedYet
 from agentenv.limits import NONE, Limits
+from agentenv.sandbox.drives import NewDrive
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
@@ -13,15 +14,24 @@ from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 UNSUPPORTED_NETWORK = (
     "dnsServers",
     "egressProxy",
-    "maskRequestHost",
     "httpsPorts",
     "rules",
 )
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The size of a machine as far as another is wanted than what it is started from has."""
+
+    vcpus: int | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+
+@dataclass(frozen=True)
 class NewSandbox:
-    """A sandbox that is wanted. `timeout_s` is its time-to-live in seconds."""
+    """A sandbox that is wanted. `timeout_s` is its time-to-live in seconds. With `image`, a source of a root
+    filesystem, it is of that and of no template."""
 
     template: str
     timeout_s: int
@@ -30,6 +40,9 @@ class NewSandbox:
     secure: bool = True
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     network: Network = field(default_factory=Network)
+    image: str | None = None
+    shape: Shape = Shape()
+    drives: tuple[NewDrive, ...] = ()
     limits: Limits = NONE
 
 

@@ -155,8 +155,8 @@ class Workshop:
         *,
         grows: bool = False,
     ) -> AsyncIterator[Bench]:
-        """A machine that has booted from disk layers; it is ended with the block. With `grows` its filesystem is
-        smaller than its disk, and grows to that.
+        """A machine that has booted from disk layers; it is ended with the block. With `grows` its filesystem
+        is smaller than its disk, and grows to that.
 
         Raises:
             CapacityExceeded: there was no room for long. GuestFault, HostFault, StoreFault: it cannot be

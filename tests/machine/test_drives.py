@@ -83,14 +83,14 @@ def test_drives_are_seen_and_kept(node: RunningNode, client: httpx.Client, image
     drives = [
         {"id": "data", "image": image},
         {"driveID": "part", "source": {"image": image}, "mountPath": "/srv/part", "subPath": "set/deep"},
-        {"id": "work", "image": image, "readOnly": False, "diskSizeMB": 512},
+        {"id": "work", "image": image, "readOnly": False, "diskSizeMB": 1024},
     ]
     sandbox = connected(node, create(client, templateID="base", attachedDrives=drives))
     shown = client.get(f"/sandboxes/{sandbox.sandbox_id}").json()["attachedDrives"]
     assert [(each["id"], each["mountPath"], each["readOnly"], each["diskSizeMB"]) for each in shown] == [
-        ("data", "/mnt/data", True, 256),
-        ("part", "/srv/part", True, 256),
-        ("work", "/mnt/work", False, 512),
+        ("data", "/mnt/data", True, 512),
+        ("part", "/srv/part", True, 512),
+        ("work", "/mnt/work", False, 1024),
     ]
     check_what_is_seen(sandbox)
     check_what_is_only_read(sandbox)
@@ -99,6 +99,7 @@ def test_drives_are_seen_and_kept(node: RunningNode, client: httpx.Client, image
     check_pauses(sandbox)
     check_checkpoints(node, client, sandbox, image)
     check_children(sandbox)
+    check_adoption(node, sandbox)
 
 
 def check_what_is_seen(sandbox: Sandbox) -> None:
@@ -119,7 +120,7 @@ def check_what_is_seen(sandbox: Sandbox) -> None:
     }  # no whole one elsewhere
     assert {"ro", "nosuid", "nodev"} <= options["/mnt/data"] & options["/srv/part"]
     assert {"rw", "nosuid", "nodev"} <= options["/mnt/work"]
-    assert int(said(sandbox, "df -m --output=size /mnt/work | tail -1")) > 400
+    assert int(said(sandbox, "df -m --output=size /mnt/work | tail -1")) > 800
 
 
 def check_what_is_only_read(sandbox: Sandbox) -> None:
@@ -174,6 +175,16 @@ def check_children(sandbox: Sandbox) -> None:
     assert said(child, "cat /mnt/work/shared /mnt/work/own /mnt/data/set/one") == "shared\nchild\nfirst\n"
     assert said(sandbox, "cat /mnt/work/own") == "parent\n"
     child.kill()
+
+
+def check_adoption(node: RunningNode, sandbox: Sandbox) -> None:
+    """The next life of the node knows what the machine writes to."""
+    node.kill()
+    node.start()
+    said(sandbox, "echo adopted >> /mnt/work/own; sync")
+    sandbox.pause()
+    sandbox.connect()
+    assert said(sandbox, "cat /mnt/work/own") == "parent\nadopted\n"
 
 
 def test_the_disks_alone_are_kept_whole(node: RunningNode, client: httpx.Client, image: str) -> None:
@@ -231,10 +242,10 @@ def test_a_sandbox_of_an_image(node: RunningNode, client: httpx.Client, tmp_path
     assert "restore" in answers[2].headers["Server-Timing"]
     for answer in answers:
         shown = client.get(f"/sandboxes/{answer.json()['sandboxID']}").json()
-        assert (shown["alias"], shown["memoryMB"], shown["diskSizeMB"]) == (small, 192, 512)
+        assert (shown["alias"], shown["memoryMB"], shown["diskSizeMB"]) == (small, 192, 1024)
     sandbox = connected(node, answers[0])
     assert said(sandbox, f"{BUSYBOX} cat /etc/motd /mnt/data/set/one; echo $A") == "hello\nfirst\nb\n"
-    assert int(said(sandbox, f"{BUSYBOX} df -m / | {BUSYBOX} awk 'NR==2 {{print $2}}'")) > 400
+    assert int(said(sandbox, f"{BUSYBOX} df -m / | {BUSYBOX} awk 'NR==2 {{print $2}}'")) > 800
 
 
 def test_another_size_than_the_templates(node: RunningNode, client: httpx.Client) -> None:

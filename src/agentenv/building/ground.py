@@ -203,13 +203,12 @@ def _registry(definition: Definition) -> str | None:
     return next((host for host in map(_host, images) if host is not None), None)
 
 
-def _host(name: str) -> str | None:
-    """The registry of a source that is an image of one."""
-    image = name.removeprefix(IMAGE)
-    if image == name:
+def _host(origin: str) -> str | None:
+    """The registry of an origin that is an image of one."""
+    if not origin.startswith(IMAGE):
         return None
     try:
-        return reference.parse(source.remote_only(image).removeprefix("docker:")).host
+        return reference.parse(source.remote_only(origin.removeprefix(IMAGE)).removeprefix("docker:")).host
     except InvalidRequest:
         return None
 

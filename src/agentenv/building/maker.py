@@ -143,9 +143,7 @@ class Maker:
         while True:
             tries -= 1
             try:
-                async with self._workshop.booted(root.resources, ground.layers) as bench:
-                    if ground.grows:
-                        await program(bench.guest, "failed to grow the disk", feed, BASE, "grow")
+                async with self._workshop.booted(root.resources, ground.layers, grows=ground.grows) as bench:
                     if ground.account is not None:
                         arguments = (ground.account, "sudo")
                         await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)

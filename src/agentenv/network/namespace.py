@@ -140,7 +140,7 @@ def repair(
     with inside(wiring.namespace), Rtnetlink() as own:
         if own.link(nft.TAP) is None:
             return None
-        openings = egress.listed(nft.ruleset()) if policy.allow_names else []
+        openings = egress.listed(nft.ruleset(), policy) if policy.allow_names else []
         _set_sysctls()
         if own.link(nft.UPLINK) is None or host.link(wiring.name) is None:
             _delete_link(host, wiring.name)

@@ -133,7 +133,7 @@ class Slots:
         if entry is None:
             raise HostFault(f"the slot {slot.name} was released")
         applied = self._at(entry)
-        if applied.policy != policy or applied.lock.locked():
+        if applied.policy != policy or applied.lock.locked() or not applied.certain:
             await asyncio.shield(self._begin(self._apply(entry, applied, policy)))
 
     async def open(self, asker: Asker, name: str, found: Sequence[tuple[Address, float]]) -> bool:
@@ -406,9 +406,12 @@ class Slots:
         async with applied.lock:
             now = time.monotonic()
             openings = applied.left(policy, now)
-            if egress.differ(policy, applied.policy):
-                script = egress.change(applied.policy, policy, self._opened, openings)
+            if egress.differ(policy, applied.policy) or not applied.certain:
+                before = applied.policy if applied.certain else None
+                script = egress.change(before, policy, self._opened, openings)
+                applied.certain = False
                 await self._in_slot(entry, lambda: nft.apply(script))
+                applied.certain = True
             if policy != applied.policy:
                 applied.become(policy, now)
 

@@ -266,8 +266,8 @@ def spec_of(
         layers=layers,
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
-        drives=drives,
         words=(SYSTEMD,) if init == "systemd" else (),
+        drives=drives,
     )
 
 

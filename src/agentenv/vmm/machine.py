@@ -68,9 +68,9 @@ class MachineSpec:
     """A machine to be launched.
 
     `layers` go from the bottom up; above them the machine writes to a layer of its own, of
-    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as. `drives` take
-    the places that every machine has for them, the guest knows them by `drive_serial`. With `words`
-    the guest's kernel is told more, when it boots.
+    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as. With `words`
+    the guest's kernel is told more, when it boots. `drives` take the places that every machine has for
+    them, the guest knows them by `drive_serial`.
     """
 
     id: str
@@ -81,8 +81,8 @@ class MachineSpec:
     layers: tuple[Layer, ...]
     nic: Nic
     uid: int
-    drives: tuple[Drive, ...] = ()
     words: tuple[str, ...] = ()
+    drives: tuple[Drive, ...] = ()
 
 
 @dataclass(frozen=True)

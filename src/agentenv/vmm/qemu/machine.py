@@ -109,7 +109,7 @@ class QemuMachine:
 
     async def limit_disk(self, limits: DiskLimits) -> None:
         """Limit all disks together; see the protocol."""
-        await self.qmp.together(*throttle.commands(limits))
+        await self.qmp.together(*throttle.commands(limits, len(self.spec.drives)))
 
     async def wait(self) -> Exit:
         """Return when the process is gone.

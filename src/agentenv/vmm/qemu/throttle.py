@@ -6,18 +6,22 @@ Limits belong to a process: they are in no snapshot, and a restored machine begi
 from __future__ import annotations
 
 from agentenv.limits import DiskLimits
-from agentenv.vmm.machine import DRIVES_MOST
 from agentenv.vmm.qemu.command import device_id
 from agentenv.vmm.qemu.qmp import Command
 
-# One group, so that what the limits say holds for all disks together. The tools drive is not among them:
-# it is read by the agent, and in the host's page cache.
+# One group, so that what the limits say holds for all disks together.
 _GROUP = "disks"
-DEVICES = (device_id(), *map(device_id, range(DRIVES_MOST)))
 
 
-def commands(limits: DiskLimits) -> list[Command]:
-    """The commands that put these limits in force, or lift what there were."""
+def limited(drives: int) -> list[str]:
+    """The devices that are limited: the root disk and the attached drives. Not the tools drive, which is read
+    by the agent, and in the host's page cache; nor empty places: each takes QEMU milliseconds."""
+    return [device_id(), *map(device_id, range(drives))]
+
+
+def commands(limits: DiskLimits, drives: int = 0) -> list[Command]:
+    """The commands that put these limits in force, or lift what there were, on a machine with so many
+    attached drives."""
     rates: dict[str, object] = {
         "bps": limits.bytes_per_second or 0,
         "iops": limits.iops or 0,
@@ -27,4 +31,4 @@ def commands(limits: DiskLimits) -> list[Command]:
         rates["bps_max"] = limits.burst_bytes
     if limits.burst_operations:
         rates["iops_max"] = limits.burst_operations
-    return [("block_set_io_throttle", {"id": device, "group": _GROUP, **rates}) for device in DEVICES]
+    return [("block_set_io_throttle", {"id": device, "group": _GROUP, **rates}) for device in limited(drives)]

@@ -168,6 +168,7 @@ class Node:
         observation.start()
         parts.push_async_callback(observation.stop)
         builder = assemble.builder(settings, database, service, templates, images)
+        builder.observe(observation.events.built)
         builder.start()
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
@@ -186,6 +187,7 @@ class Node:
             observation=observation,
         )
         await self._begin_serving(parts, uvicorn_config(app, front), listener, tls)
+        parts.callback(observation.events.close)  # before the server ends, which waits for them
         self.url = _url(settings.host, address[1])
         run_record.write(settings, self.url)
         parts.callback(run_record.remove, settings)

@@ -64,6 +64,8 @@ test('life', async () => {
   const listed = await Sandbox.list({ query: { metadata: { by: 'javascript' } } }).nextItems()
   assert.deepEqual(listed.map((item) => item.sandboxId), [sandbox.sandboxId])
   assert.equal(await sandbox.isRunning(), true)
+  const { memUsed, memTotal } = (await sandbox.getMetrics()).at(-1)
+  assert.ok(memUsed > 0 && memUsed < memTotal)
   const other = await Sandbox.create('base', { timeoutMs: 60_000 })
   assert.equal(await other.kill(), true)
   assert.equal(await other.isRunning(), false)

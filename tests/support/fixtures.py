@@ -103,12 +103,12 @@ def sandbox_factory(e2b_environment: None) -> Iterator[Callable[..., Sandbox]]:
 
 @pytest.fixture(scope="session")
 def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the newest `e2b` from npm."""
+    """A directory with the newest `e2b` and `@e2b/cli` from npm."""
     directory = tmp_path_factory.mktemp("npm")
     (directory / "package.json").write_text('{"private": true}')
     environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     subprocess.run(
-        [PROGRAMS / "npm", "install", "--no-audit", "--no-fund", "e2b"],
+        [PROGRAMS / "npm", "install", "--no-audit", "--no-fund", "e2b", "@e2b/cli"],
         cwd=directory,
         env=environment,
         check=True,

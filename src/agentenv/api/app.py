@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
-from agentenv.api import builds, exports, faults, observing, planned, sandboxes, snapshots, templates
+from agentenv.api import builds, events, exports, faults, observing, planned, sandboxes, snapshots, templates
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
@@ -49,6 +49,7 @@ def create_app(
     app.include_router(planned.routes())
     if observation is not None:  # its /sandboxes/metrics comes before /sandboxes/{sandbox_id}
         app.include_router(observing.routes(service, observation))
+        app.include_router(events.routes(observation.events))
     app.include_router(snapshots.routes(service, settings, domain_for))
     app.include_router(sandboxes.routes(service, settings, domain_for))
     if builder is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -97,6 +97,15 @@ class Builder:
             self._end(build, Reason("nobody said what it is made of"))
         self._builds.prune(now)
         self.contexts.sweep(now)
+
+    def observe(self, changed: Callable[[Build], None]) -> None:
+        """Have `changed` called with each build that comes to another state from now on."""
+        self._builds.listeners.append(changed)
+
+    @property
+    def under_way(self) -> int:
+        """How many builds are being made."""
+        return len(self._tasks)
 
     # Asking
 

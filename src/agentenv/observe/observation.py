@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentenv.observe.events import Events
 from agentenv.observe.logbook import Logbook
 from agentenv.observe.samples import Histories
 from agentenv.observe.sampling import Ask, Sampler, ask_agent
@@ -14,8 +15,9 @@ class Observation:
     def __init__(self, service: Sandboxes, *, ask: Ask = ask_agent) -> None:
         self.histories = Histories()
         self.logbook = Logbook()
+        self.events = Events()
         self.sampler = Sampler(service.running, self.histories, ask=ask)
-        for observer in (self.sampler, self.logbook):
+        for observer in (self.sampler, self.logbook, self.events):
             service.observe(observer)
 
     def start(self) -> None:

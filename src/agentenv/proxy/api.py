@@ -26,8 +26,9 @@ class Lender(Protocol):
 class LentTransport(asyncio.Transport):
     """A client's transport as the API sees it. Reading stays with the front until it is taken over."""
 
-    def __init__(self, transport: asyncio.Transport, lender: Lender) -> None:
+    def __init__(self, transport: asyncio.Transport, lender: Lender, answering: Callable[[], bool]) -> None:
         super().__init__()
+        self._answering = answering
         self._transport = transport
         self._lender: Lender | None = lender
 
@@ -62,7 +63,12 @@ class LentTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._transport.close()
+        """In the midst of an answer that is broken off, the client must not take what it has for all of it; nor
+        is it waited for until it reads that."""
+        if self._answering():
+            self._transport.abort()
+        else:
+            self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
@@ -105,6 +111,11 @@ class ApiProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.connections.discard(self)
 
+    def answering(self) -> bool:
+        """Whether an answer has begun and is not complete."""
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._unset_keepalive_if_required()
@@ -127,7 +138,7 @@ class ApiExchange:
         self._client = client
         self._request_done = self._answer_done = False
         self._protocol = ApiProtocol(config, server_state, app_state, loop, self._answered)
-        self._protocol.connection_made(LentTransport(transport, lender))
+        self._protocol.connection_made(LentTransport(transport, lender, self._protocol.answering))
 
     def begin(self, head: bytes) -> None:
         """A request begins, with its whole head."""

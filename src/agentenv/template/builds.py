@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from agentenv.errors import Conflict, NotFound
@@ -24,6 +24,7 @@ class Builds:
     def __init__(self, database: Database, templates: Templates) -> None:
         self._database = database
         self._templates = templates
+        self.listeners: list[Callable[[Build], None]] = []  # told of each build in another state
 
     def open(
         self,
@@ -121,6 +122,7 @@ class Builds:
                 if before is None or takes_over(build, before):
                     assign(cursor, build, tag, now)
         self._database.sync()
+        self._tell(build)
         return build
 
     def _change(self, build_id: str, event: Event, reason: Reason | None = None) -> Build:
@@ -128,7 +130,12 @@ class Builds:
             build = self.get(build_id)
             build = replace(build, state=after(build.state, event), updated_at=time.time(), reason=reason)
             insert(cursor, build)
+        self._tell(build)
         return build
+
+    def _tell(self, build: Build) -> None:
+        for listener in self.listeners:
+            listener(build)
 
     def prune(self, now: float) -> None:
         """Forget builds that nobody asks for any more, and names that never came to anything."""

@@ -118,8 +118,8 @@ def _logs(router: APIRouter, service: Sandboxes, observation: Observation) -> No
         level: Level = "debug",
         search: Annotated[str, Query(max_length=256)] = "",
     ) -> Response:
-        """What a sandbox's log has from `cursor` (milliseconds since the epoch) on, or from there back, newest
-        first; of at least a level, with `search` in the message, in whatever case."""
+        """What a sandbox's log has from `cursor` (milliseconds since the epoch) on, or from there back, the
+        newest first; of at least a level, with `search` in the message, in whatever case."""
         found = find(sandbox_id, logbook.Query(cursor, limit, direction, level, search))
         return answers.json(LogsAnswerV2(logs=[_entry(each) for each in found]))
 

@@ -1,8 +1,8 @@
 """Events of a node: a bounded history, and those who follow it.
 
-Each has a number, and an id that is the node's life and the number: whoever comes again with the id of the last
-event that it saw gets those after it, or is told that some are lost. Nobody is waited for: a follower with too
-many events before it is cut off.
+Each has a number, and an id that is the node's life and the number: whoever comes again with the id of the
+last event that it saw gets those after it, or is told that some are lost. Nobody is waited for: a follower
+with too many events before it is cut off.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Filter:
 
 
 class Follower:
-    """One who reads events as they come. `lost` says that events between the last it saw and the first it gets
-    are not known any more; `cut`, that it was too slow."""
+    """One who reads events as they come. `lost` says that events between the last it saw and the first it
+    gets are not known any more; `cut`, that it was too slow."""
 
     def __init__(self, wanted: Filter, known: Sequence[Event] = (), *, lost: bool = False) -> None:
         self.lost = lost

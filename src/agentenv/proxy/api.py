@@ -63,8 +63,8 @@ class LentTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """In the midst of an answer that is broken off, the client must not take what it has for all of it; nor
-        is it waited for until it reads that."""
+        """In the midst of an answer that is broken off, the client must not take what it has for all of it;
+        nor is it waited for until it has read that."""
         if self._answering():
             self._transport.abort()
         else:

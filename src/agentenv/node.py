@@ -168,7 +168,7 @@ class Node:
         observation.start()
         parts.push_async_callback(observation.stop)
         builder = assemble.builder(settings, database, service, templates, images)
-        builder.observe(observation.events.built)
+        observation.watch(builder, images)
         builder.start()
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
@@ -176,6 +176,7 @@ class Node:
         api_key = key.load_or_create(settings)
         front = front_protocol(service, settings, api_key)
         service.on_generation_end(front.plane.abort)
+        observation.metrics.plane = front.plane
         parts.callback(front.plane.close)
         app = create_app(
             service,

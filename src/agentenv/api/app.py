@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
 from agentenv.api import builds, events, exports, faults, observing, planned, sandboxes, snapshots, templates
+from agentenv.api.accounting import HEADER, Accounting, Routed
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
@@ -15,7 +16,7 @@ from agentenv.config import Settings
 from agentenv.observe.observation import Observation
 from agentenv.sandbox.service import Sandboxes
 
-EXPOSED_HEADERS = ["x-next-token", "X-Total-Running", "Server-Timing", "Retry-After", "Should-Retry"]
+EXPOSED_HEADERS = ["x-next-token", "X-Total-Running", "Server-Timing", "Retry-After", "Should-Retry", HEADER]
 
 
 def create_app(
@@ -58,6 +59,7 @@ def create_app(
     app.include_router(templates.routes(catalogue, service, settings, builder))
     faults.install(app)
     # The last one added is the outermost.
+    app.add_middleware(Routed)
     app.add_middleware(BodyBound)
     app.add_middleware(KeyGate, api_key=api_key)
     app.add_middleware(
@@ -67,4 +69,6 @@ def create_app(
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
+    answered = None if observation is None else observation.metrics.answered
+    app.add_middleware(Accounting, answered=answered)
     return app

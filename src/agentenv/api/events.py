@@ -66,7 +66,7 @@ def routes(events: Events) -> APIRouter:
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
         """Follow what happens, as server-sent events: each has an `id`, its kind as `event`, and an object as
-        `data`. With the id of an event, in `Last-Event-ID` or `after`, those since then come first; one of the
+        `data`. With the id of an event, in `Last-Event-ID` or `after`, those since come first; one of the
         kind `lost` comes before them where some are not known any more."""
         wanted = Filter(_names(sandbox_id), _kinds(kind))
         return EventStream(events, events.follow(wanted, last_event_id or after))

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentenv.api.faults import fault
 
-OPEN_PATHS = frozenset({"/health", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/docs"})
 # Uploads carry a ticket instead of the key, and are bounded where they are stored.
 UPLOADS = "/uploads/"
 BODY_LIMIT_BYTES = 1024 * 1024

@@ -11,6 +11,7 @@ from agentenv.api.models import Given, rfc3339
 from agentenv.errors import InvalidRequest
 from agentenv.observe import logbook
 from agentenv.observe.logbook import Entry
+from agentenv.observe.metrics import CONTENT_TYPE
 from agentenv.observe.observation import Observation
 from agentenv.observe.samples import Sample
 from agentenv.sandbox.service import Sandboxes
@@ -69,9 +70,26 @@ class LogsAnswerV2(Given):
 def routes(service: Sandboxes, observation: Observation) -> APIRouter:
     """All routes of what is seen."""
     router = APIRouter(tags=["observability"])
+    _node(router, observation)
     _metrics(router, service, observation)
     _logs(router, service, observation)
     return router
+
+
+def _node(router: APIRouter, observation: Observation) -> None:
+    metrics = observation.metrics
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def of_node() -> Response:
+        """The node's metrics for Prometheus; needs no key."""
+        return Response(await metrics.of_node(), media_type=CONTENT_TYPE)
+
+    @router.get(
+        "/metrics/sandboxes", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
+    async def of_sandboxes() -> Response:
+        """What each sandbox that runs takes of its host, for Prometheus."""
+        return Response(await metrics.of_sandboxes(), media_type=CONTENT_TYPE)
 
 
 def _metrics(router: APIRouter, service: Sandboxes, observation: Observation) -> None:

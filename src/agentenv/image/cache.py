@@ -84,6 +84,7 @@ class Images:
         self._flights: dict[str, _Flight] = {}
         self._turns = asyncio.Semaphore(settings.image_conversions)
         self._background: set[asyncio.Task[None]] = set()
+        self.present = self.converted = 0  # of the images that were asked for
 
     async def get(
         self,
@@ -118,6 +119,7 @@ class Images:
         wanted = await self._look(source, credentials, progress)
         if found := self._find(wanted.digest, disk_mib):
             progress(f"{source} is here already")
+            self.present += 1
             return found
         digest = await self._converted(wanted, credentials, disk_mib, progress)
         if wanted.pointer is not None:
@@ -127,7 +129,13 @@ class Images:
             raise NotFound(
                 f"what was made of {source} is gone already", remedy="see that nobody empties the cache"
             )
+        self.converted += 1
         return found
+
+    @property
+    def converting(self) -> int:
+        """How many images are being pulled or converted."""
+        return len(self._flights)
 
     def keep(self, digest: str) -> Hold:
         """Keep what there is of an image, and what comes: nothing held is evicted. Templates and snapshots on

@@ -32,6 +32,7 @@ _EXTENDED_ACK_FLAG, _CAPPED_FLAG, _ACK_MESSAGE = 0x200, 0x100, 1
 
 _IFF_UP = 0x1
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_NET_NS_FD = 1, 3, 4, 18, 26, 28
+_IFLA_STATS64 = 23  # a struct rtnl_link_stats64: packets received and sent, then bytes
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFLA_INET_CONF, _DEVCONF_FORWARDING = 1, 1
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
@@ -269,6 +270,16 @@ class Rtnetlink:
     def links(self) -> list[Link]:
         """All interfaces of the namespace."""
         return [_link(body) for body in self._dump(RTM_GETLINK, _link_header())]
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes received and sent by each interface of the namespace, by its name."""
+        found = {}
+        for body in self._dump(RTM_GETLINK, _link_header()):
+            attributes = dict(_attributes(body[16:]))
+            if (counted := attributes.get(_IFLA_STATS64)) is not None:
+                _, _, received, sent = struct.unpack_from("=QQQQ", counted)
+                found[attributes[_IFLA_IFNAME].rstrip(b"\0").decode()] = (received, sent)
+        return found
 
     def link(self, name: str) -> Link | None:
         """The interface of that name, if there is one."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from agentenv.building.builder import Builder
+from agentenv.image.cache import Images
 from agentenv.observe.events import Events
 from agentenv.observe.logbook import Logbook
+from agentenv.observe.metrics import Metrics
 from agentenv.observe.samples import Histories
 from agentenv.observe.sampling import Ask, Sampler, ask_agent
 from agentenv.sandbox.service import Sandboxes
@@ -17,8 +20,15 @@ class Observation:
         self.logbook = Logbook()
         self.events = Events()
         self.sampler = Sampler(service.running, self.histories, ask=ask)
-        for observer in (self.sampler, self.logbook, self.events):
+        self.metrics = Metrics(service, self.events)
+        for observer in (self.sampler, self.logbook, self.events, self.metrics):
             service.observe(observer)
+
+    def watch(self, builder: Builder, images: Images) -> None:
+        """Watch the builds of a node and its images as well."""
+        self.metrics.builder, self.metrics.images = builder, images
+        builder.observe(self.events.built)
+        builder.observe(self.metrics.built)
 
     def start(self) -> None:
         """Begin to take samples."""

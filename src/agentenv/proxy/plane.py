@@ -16,6 +16,7 @@ from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal, signed
+from agentenv.proxy.traffic import Traffic
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
@@ -46,6 +47,7 @@ class DataPlane:
         self.limits = Limits.of(settings)
         self._api_key = api_key.encode()
         self.domain = settings.domain
+        self.traffic = Traffic()
         self.pool = Pool()
         self._connections: set[Connection] = set()
         self._relays: set[Relay] = set()
@@ -70,11 +72,22 @@ class DataPlane:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def connections_open(self) -> int:
+        """How many connections clients have."""
+        return len(self._connections)
+
+    @property
+    def requests_under_way(self) -> int:
+        """How many requests and tunnels to sandboxes there are now."""
+        return len(self._relays)
+
     # For relays.
 
     def enter(self, relay: Relay) -> None:
         """See `Relays.enter`."""
         self._relays.add(relay)
+        self.traffic.requests += 1
         if self.limits.per_sandbox:
             self._by_sandbox[relay.sandbox_id] += 1
 
@@ -95,6 +108,7 @@ class DataPlane:
     def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
         """A client has connected; false if it has too many connections now."""
         self._connections.add(connection)
+        self.traffic.connections += 1
         self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)

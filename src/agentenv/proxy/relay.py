@@ -20,6 +20,7 @@ from agentenv.proxy.framing import Body, Malformed, UntilClose
 from agentenv.proxy.head import END, AnswerHead, answer_body, parse_answer
 from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Order
+from agentenv.proxy.traffic import Traffic
 from agentenv.proxy.upstream import Pool, Upstream, idle_time
 
 HELD_LIMIT = 64 * 1024  # bytes of a body that are taken before there is a connection for them
@@ -30,6 +31,7 @@ class Relays(Protocol):
 
     pool: Pool
     limits: Limits
+    traffic: Traffic
 
     def enter(self, relay: Relay) -> None:
         """Count it in; the end of its machine's generation will be told to it."""
@@ -95,6 +97,7 @@ class Relay:
         """See `Exchange.request_data`."""
         if data:
             self._body_began = self._moved = True
+            self._relays.traffic.to_guests += len(data)
             if self._upstream is not None:
                 self._upstream.transport.write(data)
             elif self._dialing is not None:
@@ -231,6 +234,7 @@ class Relay:
     def answer_data(self, data: bytes) -> None:
         """See `User.answer_data`."""
         self._moved = True
+        self._relays.traffic.from_guests += len(data)
         if self._tunnel:
             self._client.write(data)
             return

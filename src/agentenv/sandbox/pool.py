@@ -126,6 +126,7 @@ class Pool:
         self._due_at = float("inf")
         self._launching = 0
         self._open = False
+        self.given = self.missed = 0  # machines, of those that were asked for
 
     def start(self) -> None:
         """Begin to keep stock."""
@@ -164,7 +165,9 @@ class Pool:
                 continue
             self._admission.release(ready.pooled.machine.spec.id)
             ready.hold.release()
+            self.given += 1
             return ready.pooled
+        self.missed += 1
         return None
 
     @contextmanager
@@ -194,6 +197,21 @@ class Pool:
     def count(self) -> int:
         """How many machines are ready in all."""
         return sum(len(stock.ready) for stock in self._stocks.values())
+
+    @property
+    def making(self) -> int:
+        """How many are being made."""
+        return len(self._makers)
+
+    @property
+    def slots_spare(self) -> int:
+        """How many slots are made ahead."""
+        return self._slots.spare
+
+    @property
+    def slots_free(self) -> int:
+        """How many more can be made."""
+        return self._slots.free
 
     @property
     def known(self) -> frozenset[str]:

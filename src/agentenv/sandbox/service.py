@@ -125,6 +125,7 @@ class Sandboxes:
             turn_limit_s=turn_limit_s,
             upkeep=upkeep,
         )
+        self.home = settings.home
         self.launcher = launcher
         self.admission = admission
         self.prepared = Prepared(self._core)
@@ -272,6 +273,10 @@ class Sandboxes:
             await self._resuming.connect(sandbox_id, timeout_s)
         except AenvError as error:
             log.warning("sandbox %s is not woken by traffic: %s", sandbox_id, error)
+
+    def states(self) -> Iterable[State]:
+        """The state of each sandbox that exists now."""
+        return (live.record.state for live in self._all)
 
     def running(self) -> Iterable[Running]:
         """The sandboxes that have a machine now."""

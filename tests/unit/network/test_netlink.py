@@ -34,6 +34,17 @@ def test_addresses_and_routes_are_read() -> None:
             assert route.destination.version == 4
 
 
+def test_traffic_is_counted() -> None:
+    with Rtnetlink() as kernel, socket.create_server(("127.0.0.1", 0)) as server:
+        received, sent = kernel.traffic()["lo"]
+        with socket.create_connection(server.getsockname()) as client, server.accept()[0] as other:
+            client.sendall(b"x" * 10_000)
+            assert len(other.recv(10_000, socket.MSG_WAITALL)) == 10_000
+        after = kernel.traffic()["lo"]
+    assert after[0] >= received + 10_000
+    assert after[1] >= sent + 10_000
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the kernel looks at the rights first")
 def test_the_first_failure_is_raised_with_the_kernels_words() -> None:
     with Rtnetlink() as kernel:

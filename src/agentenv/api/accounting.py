@@ -1,0 +1,69 @@
+"""What every request of the control plane passes first and last: it gets an id, and its answer is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentenv.observe.requests import REQUEST_ID, request_id
+
+HEADER = "X-Request-Id"
+_NOTED = "agentenv.noted"
+# Routes that nobody made are one, and so are methods: what clients think up must not become metrics.
+UNMATCHED = "unmatched"
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+Answered = Callable[[str, str, int, float], None]
+"""Told of an answer, when that is over: method, route, status, and seconds until it began."""
+
+
+class Accounting:
+    """The outermost: an id for each request, given or made, which its answer has too. `answered` is
+    told of that."""
+
+    def __init__(self, app: ASGIApp, answered: Answered | None = None) -> None:
+        self._app = app
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        name = request_id(Headers(scope=scope).get(HEADER))
+        noted: dict[str, str] = {}
+        began: list[tuple[int, float]] = []
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                began.append((message["status"], time.perf_counter() - begun))
+                MutableHeaders(scope=message)[HEADER] = name
+            await send(message)
+
+        token = REQUEST_ID.set(name)
+        try:
+            await self._app({**scope, _NOTED: noted}, receive, named)
+        finally:
+            REQUEST_ID.reset(token)
+            if self._answered is not None:
+                method = scope["method"] if scope["method"] in METHODS else "other"
+                status, seconds = began[0] if began else (500, time.perf_counter() - begun)
+                self._answered(method, noted.get("route", UNMATCHED), status, seconds)
+
+
+class Routed:
+    """The innermost: notes which route a request came to."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            noted, route = scope.get(_NOTED), scope.get("route")
+            if noted is not None and route is not None:
+                noted["route"] = str(getattr(route, "path", UNMATCHED))

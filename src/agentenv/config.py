@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="The log's form: lines for people, or one JSON object on each."
+    )
 
     accelerator: Literal["auto", "kvm", "tcg"] = Field(
         default="auto",

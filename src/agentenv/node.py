@@ -33,6 +33,7 @@ from agentenv.host.setup import make_directories
 from agentenv.image.cache import Images
 from agentenv.network.resolver import Resolver, Upstreams
 from agentenv.network.slots import Slots
+from agentenv.observe import logs
 from agentenv.observe.observation import Observation
 from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
@@ -58,7 +59,6 @@ BACKLOG = 1024
 DESCRIPTORS = 65_536
 SWEEP_S = 3600
 UPKEEP_AFTER_S = 5.0
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def serve(settings: Settings, *, ready_fd: int | None = None) -> None:
@@ -72,8 +72,7 @@ def serve(settings: Settings, *, ready_fd: int | None = None) -> None:
         Conflict: another node has the data directory. HostFault, HostIncapable, StoreFault: it
             cannot start; the message says why.
     """
-    logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the node says itself when it serves and ends
+    logs.configure(settings)
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, ready_fd))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -66,7 +67,10 @@ def test_figures_logs_and_events_of_a_life(
     assert Sandbox.get_metrics(sandbox.sandbox_id, start=newest.timestamp)[0].timestamp >= before[0].timestamp
 
     with node.client() as client:
+        scrape = client.get("/metrics/sandboxes").raise_for_status().text
         log = client.get(f"/v2/sandboxes/{sandbox.sandbox_id}/logs").raise_for_status().json()["logs"]
+    sent = re.search(rf'_network_sent_bytes_total{{sandbox="{sandbox.sandbox_id}"}} (\S+)', scrape)
+    assert sent is not None and float(sent[1]) > 0
     assert log[0]["message"] == "Sandbox created"
     assert "the guest speaks" in [entry["message"] for entry in log]
     assert sandbox.kill()

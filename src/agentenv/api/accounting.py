@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentenv.observe.requests import REQUEST_ID, request_id
+from agentenv.context import REQUEST_ID
 
 HEADER = "X-Request-Id"
+_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _NOTED = "agentenv.noted"
 # Routes that nobody made are one, and so are methods: what clients think up must not become metrics.
 UNMATCHED = "unmatched"
@@ -52,6 +55,11 @@ class Accounting:
                 method = scope["method"] if scope["method"] in METHODS else "other"
                 status, seconds = began[0] if began else (500, time.perf_counter() - begun)
                 self._answered(method, noted.get("route", UNMATCHED), status, seconds)
+
+
+def request_id(given: str | None) -> str:
+    """The id that a client gave, if it can be one, else a new one."""
+    return given if given and _ID.fullmatch(given) else secrets.token_hex(8)
 
 
 class Routed:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from agentenv.context import SANDBOX_ID
 from agentenv.errors import Conflict
 from agentenv.network.slot import Slot
 from agentenv.proxy.directory import Route
@@ -54,7 +56,9 @@ class Live:
     def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start the operation `work`; it runs to its end whoever waits for it."""
         assert not self.busy, f"{self.record.id}: {name} while {self.operation} is under way"
-        task = asyncio.create_task(work, name=f"{name} {self.record.id}")
+        context = copy_context()
+        context.run(SANDBOX_ID.set, self.record.id)
+        task = asyncio.create_task(work, name=f"{name} {self.record.id}", context=context)
         self.operation = task
         task.add_done_callback(partial(self._finished, name))
         return task

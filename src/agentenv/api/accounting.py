@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentenv.context import REQUEST_ID
+from agentenv.observe.traces import Call, Traces
 
 HEADER = "X-Request-Id"
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -27,16 +28,29 @@ class Accounting:
     """The outermost: an id for each request, given or made, which its answer has too. `answered` is
     told of that."""
 
-    def __init__(self, app: ASGIApp, answered: Answered | None = None) -> None:
+    def __init__(self, app: ASGIApp, answered: Answered | None = None, traces: Traces | None = None) -> None:
         self._app = app
         self._answered = answered
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = time.perf_counter()
-        name = request_id(Headers(scope=scope).get(HEADER))
+        headers = Headers(scope=scope)
+        token = REQUEST_ID.set(request_id(headers.get(HEADER)))
+        try:
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            if self._traces is None:
+                await self._pass(scope, receive, send, method, None)
+                return
+            with self._traces.call(method, headers) as call:
+                await self._pass(scope, receive, send, method, call)
+        finally:
+            REQUEST_ID.reset(token)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, method: str, call: Call | None) -> None:
+        begun, name = time.perf_counter(), REQUEST_ID.get()
         noted: dict[str, str] = {}
         began: list[tuple[int, float]] = []
 
@@ -46,15 +60,15 @@ class Accounting:
                 MutableHeaders(scope=message)[HEADER] = name
             await send(message)
 
-        token = REQUEST_ID.set(name)
         try:
             await self._app({**scope, _NOTED: noted}, receive, named)
         finally:
-            REQUEST_ID.reset(token)
+            status, seconds = began[0] if began else (500, time.perf_counter() - begun)
+            route = noted.get("route", UNMATCHED)
             if self._answered is not None:
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                status, seconds = began[0] if began else (500, time.perf_counter() - begun)
-                self._answered(method, noted.get("route", UNMATCHED), status, seconds)
+                self._answered(method, route, status, seconds)
+            if call is not None:
+                call.answered(route, status)
 
 
 def request_id(given: str | None) -> str:

@@ -69,6 +69,8 @@ def create_app(
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
-    answered = None if observation is None else observation.metrics.answered
-    app.add_middleware(Accounting, answered=answered)
+    if observation is None:
+        app.add_middleware(Accounting)
+    else:
+        app.add_middleware(Accounting, answered=observation.metrics.answered, traces=observation.traces)
     return app

@@ -9,6 +9,7 @@ from agentenv.observe.logbook import Logbook
 from agentenv.observe.metrics import Metrics
 from agentenv.observe.samples import Histories
 from agentenv.observe.sampling import Ask, Sampler, ask_agent
+from agentenv.observe.traces import configured
 from agentenv.sandbox.service import Sandboxes
 
 
@@ -21,8 +22,10 @@ class Observation:
         self.events = Events()
         self.sampler = Sampler(service.running, self.histories, ask=ask)
         self.metrics = Metrics(service, self.events)
-        for observer in (self.sampler, self.logbook, self.events, self.metrics):
-            service.observe(observer)
+        self.traces = configured()
+        for observer in (self.sampler, self.logbook, self.events, self.metrics, self.traces):
+            if observer is not None:
+                service.observe(observer)
 
     def watch(self, builder: Builder, images: Images) -> None:
         """Watch the builds of a node and its images as well."""
@@ -37,3 +40,5 @@ class Observation:
     async def stop(self) -> None:
         """Watch no more."""
         await self.sampler.stop()
+        if self.traces is not None:
+            await self.traces.stop()

@@ -13,11 +13,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase that has ended; `duration_s` in seconds."""
+    """A phase that has ended; `duration_s` in seconds, `begun_s` since the operation began."""
 
     name: str
     duration_s: float
     failed: bool
+    begun_s: float = 0.0
 
 
 class Phases:
@@ -50,7 +51,7 @@ class Phases:
         )
 
     def _end(self, name: str, begun: float, *, failed: bool) -> None:
-        self.ended.append(Phase(name, self._counter() - begun, failed))
+        self.ended.append(Phase(name, self._counter() - begun, failed, begun - self._begun))
 
     def finish(self) -> None:
         """Note that the operation is over: the total stops here."""

@@ -471,10 +471,12 @@ class MemoryNode:
             images=self.images,
         )
 
-    async def restart(self) -> Sandboxes:
-        """A new life on the same data and host, without any goodbye of the old one."""
+    async def restart(self, watch: Callable[[Sandboxes], None] = lambda service: None) -> Sandboxes:
+        """A new life on the same data and host, without any goodbye of the old one. `watch` is called before
+        it begins."""
         self.database.close()
         self._open()
+        watch(self.service)
         await self.service.start()
         return self.service
 

@@ -21,6 +21,7 @@ from agentenv.vmm.usage import Usage, usages
 SAMPLE_EVERY_S = 5.0
 ASK_LIMIT_S = 2.0
 ASKED_AT_ONCE = 4
+SILENT_S = 60.0  # for which one that did not answer is left alone, or many such would hold all others up
 # Processors' worth of time below which a guest did nothing worth asking about; a question takes less.
 BUSY = 0.02
 # The kernel counts processor time in hundredths: a share of less than this says nothing.
@@ -49,6 +50,7 @@ class _Known:
     cpu_s: float
     guest: Guest | None = None
     share: float = 0.0
+    ask_at: float = 0.0
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -134,7 +136,8 @@ class Sampler(Observer):
         if fresh or elapsed >= LEAST_S:
             known.at, known.cpu_s = now, used.cpu_s
             known.share = cpu_pct(spent, elapsed, sandbox.vcpus)
-        if (wanted or fresh or spent > BUSY * elapsed) and not running.busy:
+        due = fresh or (spent > BUSY * elapsed and now >= known.ask_at)
+        if (wanted or due) and not running.busy:
             await self._ask_guest(running, known)
         guest = known.guest or host_guess(sandbox, used.resident)
         if self._known.get(sandbox.id) is known:  # it has not ended meanwhile
@@ -148,4 +151,4 @@ class Sampler(Observer):
             try:
                 known.guest = Guest.of(await self._ask(running), running.sandbox)
             except (AenvError, OSError):  # a guest that does not answer: what it said before holds
-                return
+                known.ask_at = self._clock() + SILENT_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from agentenv.api.app import create_app
 from agentenv.observe.observation import Observation
 from agentenv.sandbox.observing import Running
-from support.sandbox_parts import MemoryMachine, MemoryNode, quiet, wanted
+from support.sandbox_parts import MemoryNode, quiet, wanted
 
 KEY = "e2b_0123456789abcdef"
 MIB = 1 << 20
@@ -33,8 +34,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
 
 
 @pytest.fixture
-async def client(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    monkeypatch.setattr(MemoryMachine, "pid", 1, raising=False)
+async def client(node: MemoryNode) -> AsyncIterator[httpx.AsyncClient]:
     observation = Observation(node.service, ask=said)
     app = create_app(
         node.service, node.templates, node.settings, api_key=KEY, port=8000, observation=observation
@@ -50,7 +50,7 @@ async def test_metrics_are_there_at_once_with_the_names_of_e2b(
     client: httpx.AsyncClient, node: MemoryNode
 ) -> None:
     sandbox = (await node.service.create(wanted())).sandbox
-    node.hypervisor.machines[machine_of(node)].pid = 1
+    node.hypervisor.machines[machine_of(node)].pid = os.getpid()
     answer = await client.get(f"/sandboxes/{sandbox.id}/metrics")
     assert answer.status_code == 200
     [metric] = answer.json()

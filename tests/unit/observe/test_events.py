@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,11 @@ from agentenv.errors import CapacityExceeded
 from agentenv.observe.events import PENDING_MOST, Events, Filter, Follower
 from agentenv.sandbox.observing import Change, Happening
 from agentenv.sandbox.records import Origin, Sandbox
+from agentenv.sandbox.service import Sandboxes
 from agentenv.sandbox.transitions import State
 from agentenv.template.records import Build, Reason
 from agentenv.template.states import BuildState
+from support.sandbox_parts import prepared, wanted
 
 
 def happen(events: Events, sandbox: str = "i1", change: Change = Change.CREATED) -> None:
@@ -57,6 +60,22 @@ async def test_an_id_that_is_not_known_is_a_loss(told: str) -> None:
     happen(events)
     follower = events.follow(Filter(), told.replace("{life}", events.life))
     assert follower.lost == bool(told)
+
+
+async def test_what_a_node_finds_at_its_start_is_an_event(tmp_path: Path) -> None:
+    async with prepared(tmp_path) as node:
+        gone = (await node.service.create(wanted())).sandbox
+        node.hypervisor.machines.clear()
+        watched: list[Events] = []
+
+        def watch(service: Sandboxes) -> None:
+            watched.append(Events())
+            service.observe(watched[0])
+
+        await node.restart(watch)
+        [event] = watched[0].newest_first()
+    assert (event.kind, event.sandbox_id) == ("failed", gone.id)
+    assert "gone when the node started again" in event.detail["reason"]
 
 
 async def test_filters() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.errors import GuestFault
 from agentenv.observe.samples import MIB, Guest, Histories, Sample, cpu_pct, host_guess
-from agentenv.observe.sampling import Sampler
+from agentenv.observe.sampling import SILENT_S, Sampler
 from agentenv.sandbox.observing import Change, Happening, Running
 from agentenv.sandbox.records import Origin, Sandbox
 from agentenv.sandbox.transitions import State
@@ -131,6 +131,18 @@ async def test_a_guest_that_does_not_answer_has_figures_all_the_same(host: Host)
     host.silent = True
     await host.sampler.look()
     assert (host.last.mem_used, host.last.disk_used) == (90 * MIB, 0)
+
+
+async def test_one_that_does_not_answer_is_left_alone_for_a_while(host: Host) -> None:
+    now, host.silent = 100.0, True
+    host.sampler = Sampler(
+        lambda: host.running, host.histories, ask=host.ask, read=host.read, clock=lambda: now
+    )
+    for passed, asked in ((0, 1), (5, 1), (SILENT_S, 2)):
+        now += passed
+        host.used[7] = Usage(own=80 * MIB, resident=90 * MIB, cpu_s=now)  # it computes all the time
+        await host.sampler.look()
+        assert host.asked == asked
 
 
 async def test_what_is_young_is_not_taken_again(host: Host) -> None:

@@ -148,13 +148,7 @@ def check_checkpoints(node: RunningNode, client: httpx.Client, sandbox: Sandbox,
     said(sandbox, "rm /mnt/work/work/file; echo later > /mnt/work/later; sync")
     back = client.post(f"/sandboxes/{sandbox.sandbox_id}/rollback", json={"snapshotID": taken})
     assert back.status_code == 200, back.text
-    assert said(sandbox, "cat /mnt/work/work/file; ls /mnt/work").split() == [
-        "kept",
-        "lost+found",
-        "out",
-        "set",
-        "work",
-    ]
+    assert said(sandbox, "cat /mnt/work/work/file; ls -d /mnt/work/l*") == "kept\n/mnt/work/lost+found\n"
     more = [{"id": "more", "image": image, "subPath": "work"}]
     other = connected(node, create(client, templateID=taken, attachedDrives=more))
     assert said(other, "cat /mnt/work/work/file /mnt/data/set/one; ls /mnt").split() == [

@@ -254,9 +254,14 @@ class Settings(BaseSettings):
             "169.254.0.0/16",
             "172.16.0.0/12",
             "192.168.0.0/16",
+            "::1/128",
+            "64:ff9b:1::/48",
+            "fc00::/7",
+            "fe80::/10",
         ],
-        description="IPv4 ranges that no sandbox reaches: private networks and metadata addresses, "
-        "exactly those listed. The host itself and other sandboxes are refused whatever is listed.",
+        description="Ranges that no sandbox reaches, whatever its own rules say: private networks and "
+        "metadata addresses, exactly those listed (and the IPv6 addresses that hold an IPv4 one of them: "
+        "mapped, NAT64, 6to4). The host itself and other sandboxes are refused whatever is listed.",
     )
     nameservers: list[str] = Field(
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."

@@ -1,10 +1,18 @@
-"""Which policy is in force at which slot, and what names have opened there."""
+"""Which policy is in force at which slot, and what names have opened there: what the kernel has, as values.
+
+The kernel does what is to be done; this is for the decisions before it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentenv.network.policy import Policy
+from agentenv.network.egress import LASTING_S, Opening
+from agentenv.network.policy import UNRESTRICTED, Address, Policy
+
+OPENINGS_MAX = 16_384  # of a slot
 
 
 @dataclass(frozen=True)
@@ -19,3 +27,65 @@ class Asker:
     lease: int
     policy: Policy
     serial: int
+
+
+class Applied:
+    """The policy in force at one slot. `lock` is held while what the kernel has there is changed."""
+
+    def __init__(self) -> None:
+        self.policy = UNRESTRICTED
+        self.serial = 0
+        self.lock = asyncio.Lock()
+        self._until: dict[Address, dict[str, tuple[float, float]]] = {}
+        self._count = 0
+
+    def become(self, policy: Policy, openings: Iterable[Opening], now: float) -> None:
+        """Another policy is in force, and these openings."""
+        self.policy = policy
+        self.serial += 1
+        self._until = {}
+        self._count = 0
+        self.note(openings, now)
+
+    def note(self, openings: Iterable[Opening], now: float) -> None:
+        """Names have opened more."""
+        for each in openings:
+            names = self._until.setdefault(each.address, {})
+            self._count += each.name not in names
+            names[each.name] = (now + each.new_s, now + each.lasting_s)
+
+    def left(self, policy: Policy, now: float) -> list[Opening]:
+        """What names have opened that a policy still leaves open, each address once."""
+        found = []
+        for address, names in self._until.items():
+            left = {
+                name: until for name, until in names.items() if until[1] > now and policy.name_matches(name)
+            }
+            if left:
+                new, lasting = (max(times) for times in zip(*left.values(), strict=True))
+                found.append(Opening(address, next(iter(left)), max(0.0, new - now), lasting - now))
+        return found
+
+    def wider(self, name: str, found: Sequence[tuple[Address, float]], now: float) -> list[Opening] | None:
+        """What is to be opened for an answer, None where there is no room for it. An address that is open
+        for longer, by an earlier answer or another name, stays so."""
+        if self._count + len(found) > OPENINGS_MAX:
+            self._forget_past(now)
+            if self._count + len(found) > OPENINGS_MAX:
+                return None
+        return [
+            Opening(address, name, max(seconds, self._open_until(address) - now), LASTING_S)
+            for address, seconds in found
+        ]
+
+    def _open_until(self, address: Address) -> float:
+        return max((new for new, _ in self._until.get(address, {}).values()), default=0.0)
+
+    def _forget_past(self, now: float) -> None:
+        for address, names in list(self._until.items()):
+            left = {name: until for name, until in names.items() if until[1] > now}
+            self._count -= len(names) - len(left)
+            if left:
+                self._until[address] = left
+            else:
+                del self._until[address]

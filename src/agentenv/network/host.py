@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import HostFault, InvalidRequest
+from agentenv.errors import HostFault
 from agentenv.network import namespace, netlink, nft
+from agentenv.network.denied import denied
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import NodeIdentity, NodeRegistry, write_atomically
 from agentenv.network.opened import Opened
@@ -66,18 +66,6 @@ def uplink_mtu(host: Rtnetlink) -> int:
     return min((link.mtu for link in host.links() if link.index in defaults), default=DEFAULT_MTU)
 
 
-def checked_ranges(ranges: Iterable[str]) -> list[str]:
-    """The denied ranges, canonical.
-
-    Raises:
-        InvalidRequest: one is no IPv4 network.
-    """
-    try:
-        return [str(IPv4Network(text)) for text in ranges]
-    except ValueError as error:
-        raise InvalidRequest(f"denied_ranges: {error}", remedy="give IPv4 networks as 10.0.0.0/8") from None
-
-
 class HostSide:
     """Sets up and takes down what all slots of a node share on the host. Both can be repeated."""
 
@@ -85,12 +73,12 @@ class HostSide:
         self,
         identity: NodeIdentity,
         registry: NodeRegistry,
-        denied: Sequence[str],
+        ranges: Sequence[str],
         opened: Sequence[Opened] = (),
     ) -> None:
         self._identity = identity
         self._opened = opened
-        self._denied = checked_ranges(denied)
+        self._denied = denied(ranges)
         self._forwarding = Forwarding(registry)
         self._docker = DockerConsent(identity)
 

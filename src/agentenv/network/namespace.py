@@ -11,15 +11,18 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from agentenv.errors import HostFault
-from agentenv.network import netlink, nft
+from agentenv.network import egress, netlink, nft
+from agentenv.network.egress import Opening
 from agentenv.network.netlink import Rtnetlink
+from agentenv.network.opened import Opened
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import GATEWAY_ADDRESS, GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, GUEST_PREFIX
 
 NAMESPACES = Path("/run/netns")  # where `ip netns` looks
@@ -50,6 +53,11 @@ class Wiring:
     def namespace(self) -> Path:
         """The file that names the namespace."""
         return NAMESPACES / self.name
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The addresses of the slot and of the node."""
+        return str(self.address), str(self.node)
 
 
 def _checked(result: int, what: str) -> None:
@@ -115,26 +123,30 @@ def build(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None]) -> None:
         _make_tap(wiring)
         step("veth")
         _make_veth(wiring, host)
-        _wire(wiring, host, step, fresh=True)
+        _wire(wiring, host, step, nft.slot_rules(*wiring.ends, fresh=True))
 
 
-def repair(wiring: Wiring, host: Rtnetlink) -> bool:
-    """Put a slot in order again, whatever is missing of it.
+def repair(
+    wiring: Wiring, host: Rtnetlink, policy: Policy = UNRESTRICTED, opened: Sequence[Opened] = ()
+) -> list[Opening] | None:
+    """Put a slot in order again, whatever is missing of it, with a policy in force there from before to
+    after. Returns what names have opened.
 
-    Returns False where it cannot be: without the namespace or the tap that the machine has open,
+    None where it cannot be: without the namespace or the tap that the machine has open,
     the machine has no network that could be mended.
     """
     if not is_namespace(wiring.namespace):
-        return False
+        return None
     with inside(wiring.namespace), Rtnetlink() as own:
         if own.link(nft.TAP) is None:
-            return False
+            return None
+        openings = egress.listed(nft.ruleset()) if policy.allow_names else []
         _set_sysctls()
         if own.link(nft.UPLINK) is None or host.link(wiring.name) is None:
             _delete_link(host, wiring.name)
             _make_veth(wiring, host)
-        _wire(wiring, host, lambda _: None)
-    return True
+        _wire(wiring, host, lambda _: None, nft.slot_rules(*wiring.ends, policy, opened, openings))
+    return openings
 
 
 def destroy(wiring: Wiring, host: Rtnetlink) -> None:
@@ -202,7 +214,7 @@ def _make_veth(wiring: Wiring, host: Rtnetlink) -> None:
         os.close(here)
 
 
-def _wire(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None], *, fresh: bool = False) -> None:
+def _wire(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None], rules: str) -> None:
     """Addresses, routes, neighbours and rules at both ends; all can be repeated."""
     step("host")
     _wire_host(wiring, host)
@@ -210,7 +222,7 @@ def _wire(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None], *, fresh
     with Rtnetlink() as own:
         _wire_namespace(wiring, own)
     step("rules")
-    nft.apply(nft.slot_rules(str(wiring.address), str(wiring.node), fresh=fresh))
+    nft.apply(rules)
 
 
 def _wire_host(wiring: Wiring, host: Rtnetlink) -> None:

@@ -67,17 +67,18 @@ class Route:
     device: int
 
 
-def _attribute(kind: int, payload: bytes) -> bytes:
+def attribute(kind: int, payload: bytes) -> bytes:
+    """A netlink attribute, padded to four bytes."""
     size = 4 + len(payload)
     return struct.pack("=HH", size, kind) + payload + b"\0" * (-size % 4)
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")
 
 
 def _number(kind: int, value: int) -> bytes:
-    return _attribute(kind, struct.pack("=I", value))
+    return attribute(kind, struct.pack("=I", value))
 
 
 def _mac(text: str) -> bytes:
@@ -93,17 +94,17 @@ def add_veth(name: str, mac: str, peer: str, peer_mac: str, peer_namespace: int,
     far = (
         _link_header()
         + _text(_IFLA_IFNAME, peer)
-        + _attribute(_IFLA_ADDRESS, _mac(peer_mac))
+        + attribute(_IFLA_ADDRESS, _mac(peer_mac))
         + _number(_IFLA_MTU, mtu)
         + _number(_IFLA_NET_NS_FD, peer_namespace)
     )
-    info = _text(_IFLA_INFO_KIND, "veth") + _attribute(_IFLA_INFO_DATA, _attribute(_VETH_PEER, far))
+    info = _text(_IFLA_INFO_KIND, "veth") + attribute(_IFLA_INFO_DATA, attribute(_VETH_PEER, far))
     body = (
         _link_header()
         + _text(_IFLA_IFNAME, name)
-        + _attribute(_IFLA_ADDRESS, _mac(mac))
+        + attribute(_IFLA_ADDRESS, _mac(mac))
         + _number(_IFLA_MTU, mtu)
-        + _attribute(_IFLA_LINKINFO, info)
+        + attribute(_IFLA_LINKINFO, info)
     )
     return Request(RTM_NEWLINK, _CREATE | _EXCLUSIVE, body)
 
@@ -111,18 +112,18 @@ def add_veth(name: str, mac: str, peer: str, peer_mac: str, peer_namespace: int,
 def forwarding_only_ipv4(index: int, *, has_ipv6: bool) -> Request:
     """Let the interface forward IPv4, and give itself no IPv6 address."""
     forwarding = _number(_DEVCONF_FORWARDING, 1)
-    families = _attribute(socket.AF_INET, _attribute(_IFLA_INET_CONF, forwarding))
+    families = attribute(socket.AF_INET, attribute(_IFLA_INET_CONF, forwarding))
     if has_ipv6:
-        mode = _attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_ADDR_GEN_NONE]))
-        families += _attribute(socket.AF_INET6, mode)
-    return Request(RTM_NEWLINK, 0, _link_header(index) + _attribute(_IFLA_AF_SPEC, families))
+        mode = attribute(_IFLA_INET6_ADDR_GEN_MODE, bytes([_ADDR_GEN_NONE]))
+        families += attribute(socket.AF_INET6, mode)
+    return Request(RTM_NEWLINK, 0, _link_header(index) + attribute(_IFLA_AF_SPEC, families))
 
 
 def set_up(index: int, *, mac: str | None = None, mtu: int | None = None) -> Request:
     """Bring an interface up, with a hardware address and MTU if given."""
     body = _link_header(index, _IFF_UP, _IFF_UP)
     if mac is not None:
-        body += _attribute(_IFLA_ADDRESS, _mac(mac))
+        body += attribute(_IFLA_ADDRESS, _mac(mac))
     if mtu is not None:
         body += _number(_IFLA_MTU, mtu)
     return Request(RTM_NEWLINK, 0, body)
@@ -136,8 +137,8 @@ def delete_link(name: str) -> Request:
 def _address_body(index: int, address: IPv4Address, prefix: int, scope: int) -> bytes:
     return (
         struct.pack("=BBBBI", socket.AF_INET, prefix, 0, scope, index)
-        + _attribute(_IFA_LOCAL, address.packed)
-        + _attribute(_IFA_ADDRESS, address.packed)
+        + attribute(_IFA_LOCAL, address.packed)
+        + attribute(_IFA_ADDRESS, address.packed)
     )
 
 
@@ -170,18 +171,18 @@ def add_route(
         socket.AF_INET, prefix, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST, flags,
     )  # fmt: skip
     if prefix:
-        body += _attribute(_RTA_DST, destination.network_address.packed)
+        body += attribute(_RTA_DST, destination.network_address.packed)
     if gateway is not None:
-        body += _attribute(_RTA_GATEWAY, gateway.packed)
+        body += attribute(_RTA_GATEWAY, gateway.packed)
     if source is not None:
-        body += _attribute(_RTA_PREFSRC, source.packed)
+        body += attribute(_RTA_PREFSRC, source.packed)
     return Request(RTM_NEWROUTE, _CREATE | _REPLACE, body + _number(_RTA_OIF, index))
 
 
 def add_neighbour(index: int, address: IPv4Address, mac: str) -> Request:
     """A neighbour that is never asked for by ARP."""
     body = struct.pack("=BxHiHBB", socket.AF_INET, 0, index, _NUD_PERMANENT, 0, 0)
-    body += _attribute(_NDA_DST, address.packed) + _attribute(_NDA_LLADDR, _mac(mac))
+    body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _mac(mac))
     return Request(RTM_NEWNEIGH, _CREATE | _REPLACE, body)
 
 
@@ -290,7 +291,7 @@ class Rtnetlink:
 
     def _receive(self) -> list[tuple[int, int, int, bytes]]:
         data = self._socket.recv(1 << 18)
-        return list(_messages(data))
+        return list(messages(data))
 
     def _dump(self, kind: int, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
@@ -311,7 +312,7 @@ class Rtnetlink:
                 parts.append(part)
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """(type, sequence, flags, body) of each message in a datagram."""
     offset = 0
     while offset + 16 <= len(data):

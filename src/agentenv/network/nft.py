@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentenv.errors import HostFault, HostIncapable
+from agentenv.network import egress
+from agentenv.network.denied import Denied
+from agentenv.network.egress import CHAIN, SLOT_TABLE, Opening
 from agentenv.network.node import NodeIdentity
 from agentenv.network.opened import Opened
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS
 
 TAP = "tap0"
 UPLINK = "uplink"
-SLOT_TABLE = "aenv"
 
 # Guests ask their gateway's port 53; the node listens elsewhere, so that a name server of the
 # host's own, on all its addresses, is not in the way.
@@ -66,7 +69,25 @@ def _replacing(family: str, table: str, body: str) -> str:
     return f"table {family} {table} {{}}\ndelete table {family} {table}\n{_making(family, table, body)}"
 
 
-def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
+# What answers at once rather than to leave a client waiting. A reset for TCP, since it also ends flows that
+# were open, and since ICMP is limited in its rate.
+_REFUSE = """
+    chain refuse {
+        meta l4proto tcp reject with tcp reset
+        reject with icmpx type admin-prohibited
+    }
+"""
+
+
+def slot_rules(
+    address: str,
+    node: str,
+    policy: Policy = UNRESTRICTED,
+    opened: Iterable[Opened] = (),
+    openings: Iterable[Opening] = (),
+    *,
+    fresh: bool = False,
+) -> str:
     """Rules inside a slot's namespace: translation, and who may talk to whom.
 
     The guest reaches the world as `address` and its resolver through its gateway; the node reaches
@@ -76,51 +97,68 @@ def slot_rules(address: str, node: str, *, fresh: bool = False) -> str:
     machine's own process, which runs in the namespace, sends nothing but what the kernel
     answers for it. Segment sizes are clamped to the route, since guests do not know the host's
     MTU. In a fresh namespace there is nothing to replace, which nft does in a third of the time.
+
+    Args:
+        address: the slot's, in the node's block.
+        node: the node's own there.
+        policy: what the guest may reach.
+        opened: what the operator has opened to all.
+        openings: what names have opened, where they are part of the policy.
+        fresh: whether the namespace has no rules yet.
     """
+    lines = "\n        ".join(egress.rules(policy, opened))
     write = _making if fresh else _replacing
     return write(
-        "ip",
+        "inet",
         SLOT_TABLE,
         f"""
+{egress.sets() if policy.allow_names else ""}
     chain prerouting {{
         type nat hook prerouting priority dstnat; policy accept;
-        iifname "{UPLINK}" ip daddr {address} dnat to {GUEST_ADDRESS}
-        iifname "{TAP}" ip daddr {GATEWAY_ADDRESS} udp dport 53 dnat to {node}:{RESOLVER_PORT}
-        iifname "{TAP}" ip daddr {GATEWAY_ADDRESS} tcp dport 53 dnat to {node}:{RESOLVER_PORT}
+        iifname "{UPLINK}" ip daddr {address} dnat ip to {GUEST_ADDRESS}
+        iifname "{TAP}" ip daddr {GATEWAY_ADDRESS} udp dport 53 dnat ip to {node}:{RESOLVER_PORT}
+        iifname "{TAP}" ip daddr {GATEWAY_ADDRESS} tcp dport 53 dnat ip to {node}:{RESOLVER_PORT}
     }}
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
-        oifname "{UPLINK}" ip saddr {GUEST_ADDRESS} snat to {address}
-        oifname "{TAP}" ip saddr {node} ip daddr {GUEST_ADDRESS} snat to {GATEWAY_ADDRESS}
+        oifname "{UPLINK}" ip saddr {GUEST_ADDRESS} snat ip to {address}
+        oifname "{TAP}" ip saddr {node} ip daddr {GUEST_ADDRESS} snat ip to {GATEWAY_ADDRESS}
+    }}
+    chain {CHAIN} {{
+        {lines}
     }}
     chain forward {{
         type filter hook forward priority filter; policy drop;
         iifname "{TAP}" ip saddr != {GUEST_ADDRESS} drop
+        iifname "{TAP}" meta nfproto ipv6 drop
+        ct state invalid drop
         tcp flags syn tcp option maxseg size set rt mtu
-        ct state established,related accept
-        iifname "{TAP}" oifname "{UPLINK}" accept
+        iifname "{TAP}" oifname "{UPLINK}" ct direction original goto {CHAIN}
+        iifname "{TAP}" oifname "{UPLINK}" ct state established,related accept
+        iifname "{UPLINK}" oifname "{TAP}" ct direction reply ct state established,related goto {CHAIN}
         iifname "{UPLINK}" oifname "{TAP}" ip saddr {node} accept
     }}
     chain input {{
         type filter hook input priority filter; policy drop;
         icmp type echo-request accept
-        iifname "{TAP}" reject with icmp type admin-prohibited
+        iifname "{TAP}" goto refuse
     }}
     chain output {{
         type filter hook output priority filter; policy drop;
         meta l4proto icmp accept
+        tcp flags & rst == rst accept
     }}
-""",
-    )
+{_REFUSE}""",
+    ) + "".join(f"{line}\n" for line in egress.elements(openings))
 
 
-def node_rules(identity: NodeIdentity, denied: Iterable[str], opened: Iterable[Opened] = ()) -> str:
-    """Rules on the host: what a node's sandboxes may reach there and beyond.
+def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] = ()) -> str:
+    """Rules on the host: what a node's sandboxes may reach there and beyond, whatever their policies.
 
     Of the host they reach the resolver and what is opened, of each other nothing, of the denied ranges
-    what is opened; and nothing but replies (and the host itself) reaches them.
+    what is opened; and nothing but answers (and the host itself) reaches them. Each packet of a flow is
+    judged, so that what another start of the node opens no longer ends.
     """
-    denied_set = _elements(denied)
     opened_set = _elements(f"{each.address} . {each.port}" for each in opened)
     inside = f'"{identity.links}"'
     return _replacing(
@@ -129,7 +167,11 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str], opened: Iterable[O
         f"""
     set denied {{
         type ipv4_addr; flags interval; auto-merge;
-        {denied_set}
+        {_elements(map(str, denied.ipv4))}
+    }}
+    set denied6 {{
+        type ipv6_addr; flags interval; auto-merge;
+        {_elements(map(str, denied.ipv6))}
     }}
     set opened {{
         type ipv4_addr . inet_service;
@@ -145,11 +187,11 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str], opened: Iterable[O
         iifname {inside} jump to_host
     }}
     chain to_host {{
-        ct state established,related accept
+        ct direction reply ct state established,related accept
         ip daddr {identity.address} udp dport {RESOLVER_PORT} accept
         ip daddr {identity.address} tcp dport {RESOLVER_PORT} accept
         ip daddr . tcp dport @opened accept
-        reject with icmpx type admin-prohibited
+        goto refuse
     }}
     chain forward {{
         type filter hook forward priority filter - 5; policy accept;
@@ -157,17 +199,27 @@ def node_rules(identity: NodeIdentity, denied: Iterable[str], opened: Iterable[O
         oifname {inside} jump ingress
     }}
     chain egress {{
-        ct state established,related accept
-        oifname "aenv*" reject with icmpx type admin-prohibited
+        ct state related accept
+        oifname "aenv*" goto refuse
+        ip daddr {identity.block} goto refuse
         ip daddr . tcp dport @opened accept
-        ip daddr @denied reject with icmpx type admin-prohibited
+        ip daddr @denied goto refuse
+        ip6 daddr @denied6 goto refuse
         accept
     }}
     chain ingress {{
-        ct state established,related accept
-        iifname "aenv*" reject with icmpx type admin-prohibited
+        iifname "aenv*" goto refuse
+        ct state related accept
+        ct direction reply ct state established goto answers
         drop
     }}
+    chain answers {{
+        ip saddr . tcp sport @opened accept
+        ip saddr @denied drop
+        ip6 saddr @denied6 drop
+        accept
+    }}
+{_REFUSE}
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
         ip saddr {identity.block} ip daddr != {identity.block} masquerade

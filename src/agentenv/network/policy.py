@@ -78,6 +78,9 @@ class Policy:
         return not self.by_names or self.name_matches(name)
 
 
+UNRESTRICTED = Policy()
+
+
 def parse(network: Mapping[str, Any] | None, allow_internet_access: bool | None) -> Policy:
     """The policy of a request: its `network`, with E2B's keys, and its `allow_internet_access`.
 

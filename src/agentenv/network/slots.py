@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import namespace, nft
-from agentenv.network.applied import Asker
+from agentenv.network import egress, namespace, nfnetlink, nft
+from agentenv.network.applied import Applied, Asker
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
-from agentenv.network.opened import opened
-from agentenv.network.policy import Address, Policy
+from agentenv.network.opened import Opened, opened
+from agentenv.network.policy import UNRESTRICTED, Address, Policy
 from agentenv.network.slot import GUEST_MAC, Slot
 from agentenv.records.ledger import Entry, Ledger
 
@@ -81,6 +81,8 @@ class Slots:
         self._foreign: set[int] = set()  # numbers whose names something else has
         self._identity: NodeIdentity | None = None
         self._host_side: HostSide | None = None
+        self._opened: list[Opened] = []
+        self._applied: dict[int, Applied] = {}  # by lease
         self._mtu = 0
         self._workers: ThreadPoolExecutor | None = None
         self._sockets: queue.SimpleQueue[Rtnetlink] = queue.SimpleQueue()
@@ -103,10 +105,7 @@ class Slots:
 
     def owner_at(self, address: str) -> str | None:
         """Whose slot has that address: who asks the resolver, or connects to the node."""
-        try:
-            entry = self._entries.get(self.identity.slot_number(IPv4Address(address)))
-        except AddressValueError:
-            return None
+        entry = self._entry_at(address)
         return None if entry is None else entry.owner
 
     def policy_at(self, address: str) -> Policy | None:
@@ -116,12 +115,11 @@ class Slots:
 
     def asker_at(self, address: str) -> Asker | None:
         """Who asks the resolver from that address, to be named when what was found is to be opened."""
-        try:
-            number = self.identity.slot_number(IPv4Address(address))
-        except AddressValueError:
+        entry = self._entry_at(address)
+        if entry is None:
             return None
-        entry = self._entries.get(number)
-        return None if entry is None else Asker(entry.owner, number, _lease(entry), Policy(), 0)
+        applied = self._at(entry)
+        return Asker(entry.owner, entry.detail["number"], _lease(entry), applied.policy, applied.serial)
 
     async def apply(self, slot: Slot, policy: Policy) -> None:
         """Have a policy in force at a slot, in the place of the one before, at once and as a whole. Flows
@@ -130,7 +128,12 @@ class Slots:
         Raises:
             HostFault: it could not be applied, or the slot was released; the one before is in force.
         """
-        raise NotImplementedError
+        entry = self._held(slot)
+        if entry is None:
+            raise HostFault(f"the slot {slot.name} was released")
+        applied = self._at(entry)
+        if applied.policy != policy or applied.lock.locked():
+            await asyncio.shield(self._begin(self._apply(entry, applied, policy)))
 
     async def open(self, asker: Asker, name: str, found: Sequence[tuple[Address, float]]) -> bool:
         """Open what a name resolved to, each address for its seconds, to new flows of who asked. Flows that
@@ -139,7 +142,10 @@ class Slots:
         False, and nothing is opened, where the slot has gone or has another policy by now, or there is no
         room for more: the answer is not to be given.
         """
-        raise NotImplementedError
+        entry = self._entries.get(asker.number)
+        if entry is None or _lease(entry) != asker.lease:
+            return False
+        return await asyncio.shield(self._begin(self._open(entry, self._at(entry), asker, name, found)))
 
     async def start(self) -> None:
         """Take the node's index and set up its side of the host. Slots of before stay as they are.
@@ -157,9 +163,9 @@ class Slots:
             before = self._recorded_identity()
             self._identity = await self._run(lambda host: self._claim(host, before))
             self._record_identity()
-            open_to_guests = await self._run(lambda _: opened(self._settings))
+            self._opened = await self._run(lambda _: opened(self._settings))
             self._host_side = HostSide(
-                self.identity, self._registry, self._settings.denied_ranges, open_to_guests
+                self.identity, self._registry, self._settings.denied_ranges, self._opened
             )
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
@@ -205,10 +211,11 @@ class Slots:
             raise HostFault(f"the slot {slot.name} was released")
         self._entries[slot.index] = self._ledger.hand_over(entry, owner)
 
-    async def adopt(self, owner: str) -> Slot | None:
-        """The slot that was recorded for `owner` by an earlier life of this node.
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
+        """The slot that was recorded for `owner` by an earlier life of this node, with a policy in force.
 
-        It is compared with the kernel and mended where a part is missing. None when there is no
+        It is compared with the kernel and mended where a part is missing; what names have opened stays
+        open, and there is no moment without rules. None when there is no
         such slot or it lost what a running machine holds on to; then it is removed altogether.
         """
         entry = next((entry for entry in self._entries.values() if entry.owner == owner), None)
@@ -216,10 +223,11 @@ class Slots:
             return None
         wiring = self._wiring(entry)
         try:
-            whole = await self._run(lambda host: namespace.repair(wiring, host))
+            openings = await self._run(lambda host: namespace.repair(wiring, host, policy, self._opened))
         except OSError as error:
             raise HostFault(f"slot {entry.name} could not be put in order: {error}") from error
-        if whole:
+        if openings is not None:
+            self._at(entry).become(policy, openings, time.monotonic())
             return self._slot(entry)
         _log.warning("slot %s of %s has lost its namespace or tap", entry.name, owner)
         await self._remove(entry)
@@ -315,8 +323,18 @@ class Slots:
         entry = self._entries.get(slot.index)
         return entry if entry is not None and _lease(entry) == slot.lease else None
 
+    def _entry_at(self, address: str) -> Entry | None:
+        try:
+            return self._entries.get(self.identity.slot_number(IPv4Address(address)))
+        except AddressValueError:
+            return None
+
+    def _at(self, entry: Entry) -> Applied:
+        return self._applied.setdefault(_lease(entry), Applied())
+
     def _forget(self, entry: Entry) -> None:
         self._ledger.strike(entry)
+        self._applied.pop(_lease(entry), None)
         if self._entries.get(entry.detail["number"]) == entry:
             del self._entries[entry.detail["number"]]
 
@@ -369,6 +387,57 @@ class Slots:
         if self._host_side is not None and time.monotonic() - self._refreshed > _REFRESH_S:
             self._host_side.refresh(host)
             self._refreshed = time.monotonic()
+
+    async def _apply(self, entry: Entry, applied: Applied, policy: Policy) -> None:
+        async with applied.lock:
+            now = time.monotonic()
+            openings = applied.left(policy, now)
+            if egress.differ(policy, applied.policy):
+                await self._in_slot(entry, lambda: nft.apply(egress.change(policy, self._opened, openings)))
+            if policy != applied.policy:
+                applied.become(policy, openings, now)
+
+    async def _open(
+        self,
+        entry: Entry,
+        applied: Applied,
+        asker: Asker,
+        name: str,
+        found: Sequence[tuple[Address, float]],
+    ) -> bool:
+        async with applied.lock:
+            now = time.monotonic()
+            openings = applied.wider(name, found, now)
+            if applied.serial != asker.serial or openings is None:
+                return False
+            try:
+                additions = egress.additions(openings)
+                await self._in_slot(entry, lambda: nfnetlink.add(egress.SLOT_TABLE, additions))
+            except HostFault as error:
+                _log.warning("what a name resolved to is not opened: %s", error)
+                return False
+            applied.note(openings, now)
+            return True
+
+    async def _in_slot(self, entry: Entry, work: Callable[[], None]) -> None:
+        """Do something to the rules of a slot.
+
+        Raises:
+            HostFault: it could not be done, or the slot was released meanwhile.
+        """
+        path = self._wiring(entry).namespace
+        current = self._entries.get(entry.detail["number"])
+        if current is None or _lease(current) != _lease(entry) or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {entry.name} was released")
+
+        def inside(_: Rtnetlink) -> None:
+            with namespace.inside(path):
+                work()
+
+        try:
+            await self._run(inside)
+        except OSError as error:
+            raise HostFault(f"the rules of slot {entry.name} could not be changed: {error}") from error
 
     async def _clear(self, entry: Entry) -> None:
         """Remove what a failed build left; the build's failure is what the caller hears of."""

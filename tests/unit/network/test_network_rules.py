@@ -11,7 +11,8 @@ import pytest
 
 from agentenv.errors import HostFault, HostIncapable, InvalidRequest
 from agentenv.network import nft
-from agentenv.network.host import blockers, checked_ranges
+from agentenv.network.denied import Denied, denied
+from agentenv.network.host import blockers
 from agentenv.network.node import NodeIdentity
 from agentenv.network.opened import Opened
 
@@ -35,9 +36,9 @@ def base(name: str, hook: str, policy: str = "accept", **more: Any) -> dict[str,
     [
         nft.slot_rules("10.192.193.1", "10.192.192.1"),
         nft.slot_rules("10.192.193.1", "10.192.192.1", fresh=True),
-        nft.node_rules(IDENTITY, ["10.0.0.0/8", "10.1.0.0/16"]),
-        nft.node_rules(IDENTITY, []),
-        nft.node_rules(IDENTITY, ["10.0.0.0/8"], [Opened(IPv4Address("10.1.2.3"), 3128)]),
+        nft.node_rules(IDENTITY, denied(["10.0.0.0/8", "10.1.0.0/16", "fc00::/7"])),
+        nft.node_rules(IDENTITY, Denied()),
+        nft.node_rules(IDENTITY, denied(["10.0.0.0/8"]), [Opened(IPv4Address("10.1.2.3"), 3128)]),
         nft.delete_node_rules(IDENTITY),
     ],
     ids=["slot", "fresh slot", "node", "node without ranges", "node with opened", "deletion"],
@@ -51,7 +52,7 @@ def test_nft_accepts_what_is_written(script: str) -> None:
 
 def test_a_replacement_is_one_transaction() -> None:
     lines = nft.slot_rules("10.192.193.1", "10.192.192.1").splitlines()
-    assert lines[:3] == ["table ip aenv {}", "delete table ip aenv", "table ip aenv {"]
+    assert lines[:3] == ["table inet aenv {}", "delete table inet aenv", "table inet aenv {"]
     assert nft.slot_rules("10.192.193.1", "10.192.192.1", fresh=True).count("table") == 1
 
 
@@ -66,10 +67,10 @@ def test_a_missing_nft_names_its_package(monkeypatch: pytest.MonkeyPatch) -> Non
         nft.apply("")
 
 
-@pytest.mark.parametrize("given", ["10.0.0.1/8", "fd00::/8", "example.com"])
+@pytest.mark.parametrize("given", ["10.0.0.1/8", "fd00::1/8", "example.com"])
 def test_a_denied_range_that_is_none_is_the_callers_mistake(given: str) -> None:
     with pytest.raises(InvalidRequest, match="denied_ranges"):
-        checked_ranges(["10.0.0.0/8", given])
+        denied(["10.0.0.0/8", given])
 
 
 def test_an_open_host_has_no_blockers() -> None:

@@ -29,8 +29,9 @@ from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
 from agentenv.image.cache import Images
-from agentenv.network.resolver import Resolver, Upstreams
+from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
+from agentenv.network.upstreams import Upstreams
 from agentenv.proxy.front import front_protocol
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -121,7 +122,7 @@ class Node:
         slots = Slots(settings, ledger)
         await slots.start()
         parts.push_async_callback(slots.stop)
-        resolver = Resolver(str(slots.identity.address), Upstreams(settings.nameservers))
+        resolver = Resolver(str(slots.identity.address), Upstreams(settings.nameservers), slots)
         await resolver.start()
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)

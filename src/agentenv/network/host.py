@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.errors import HostFault
 from agentenv.network import namespace, netlink, nft
-from agentenv.network.denied import denied
+from agentenv.network.denied import Denied
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import NodeIdentity, NodeRegistry, write_atomically
 from agentenv.network.opened import Opened
@@ -73,12 +73,12 @@ class HostSide:
         self,
         identity: NodeIdentity,
         registry: NodeRegistry,
-        ranges: Sequence[str],
+        denied: Denied,
         opened: Sequence[Opened] = (),
     ) -> None:
         self._identity = identity
         self._opened = opened
-        self._denied = denied(ranges)
+        self._denied = denied
         self._forwarding = Forwarding(registry)
         self._docker = DockerConsent(identity)
 

@@ -1,4 +1,4 @@
-"""Answers to the lookups of a sandbox whose rules allow names: read, reduced to what was asked, and written anew.
+"""Answers to lookups of allowed names: read, reduced to what was asked, and written anew.
 
 An answer is never passed on as it came: a record that belongs to another name, or that a client could
 read otherwise than we do, is not in the one that the guest gets. Pure: messages in, messages out.

@@ -73,7 +73,14 @@ def asked(message: bytes) -> Asked | None:
     rdtype, rdclass = struct.unpack_from(">HH", message, end - 4)
     if labels and all(map(_LABEL.fullmatch, labels)) and offset - HEADER < 255:
         return Asked(b".".join(labels).decode().lower(), "", rdtype, rdclass)
-    return Asked(None, ascii(b".".join(labels))[2:-1] or ".", rdtype, rdclass)
+    return Asked(None, ".".join(map(_described, labels)) or ".", rdtype, rdclass)
+
+
+def _described(label: bytes) -> str:
+    """A label as RFC 1035, section 5.1, writes it, so that nothing in it means anything to a log."""
+    return "".join(
+        chr(each) if 0x21 <= each <= 0x7E and chr(each) not in '.\\"' else f"\\{each:03d}" for each in label
+    )
 
 
 def plain_question(name: str, rdtype: int) -> bytes:

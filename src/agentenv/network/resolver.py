@@ -5,9 +5,9 @@ with the slot's address as the source, so that it is known who asks. It answers 
 node runs; while a node restarts, its guests' lookups wait or fail.
 
 Where a sandbox may reach everything but what is denied, messages are not interpreted beyond their header, so
-EDNS and record types to come pass through. Where it may reach nothing but what is allowed, only lookups of allowed
-names are answered. Nothing of the guest's own leaves the host then but the name and the type: the question is written anew, and so
-is the answer, after the addresses in it have been opened.
+EDNS and record types to come pass through. Where it may reach nothing but what is allowed, only lookups
+of allowed names are answered. Nothing of the guest's own leaves the host then but name and type: the
+question is written anew, and so is the answer, after the addresses in it have been opened.
 """
 
 from __future__ import annotations

@@ -22,12 +22,14 @@ from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
 from agentenv.network import egress, namespace, nfnetlink, nft
 from agentenv.network.applied import Applied, Asker
+from agentenv.network.denied import denied
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
 from agentenv.network.namespace import NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
 from agentenv.network.opened import Opened, opened
 from agentenv.network.policy import UNRESTRICTED, Address, Policy
+from agentenv.network.servers import OwnServers
 from agentenv.network.slot import GUEST_MAC, Slot
 from agentenv.records.ledger import Entry, Ledger
 
@@ -81,6 +83,7 @@ class Slots:
         self._foreign: set[int] = set()  # numbers whose names something else has
         self._identity: NodeIdentity | None = None
         self._host_side: HostSide | None = None
+        self._own_servers: OwnServers | None = None
         self._opened: list[Opened] = []
         self._applied: dict[int, Applied] = {}  # by lease
         self._mtu = 0
@@ -147,6 +150,19 @@ class Slots:
             return False
         return await asyncio.shield(self._begin(self._open(entry, self._at(entry), asker, name, found)))
 
+    def may_serve(self, server: Address) -> bool:
+        """Whether a sandbox may have that name server asked for it."""
+        return self._own_servers is not None and self._own_servers.permitted(server)
+
+    def check(self, policy: Policy) -> None:
+        """See that a policy can be in force on this node.
+
+        Raises:
+            InvalidRequest: it names a name server that no sandbox may have asked.
+        """
+        if self._own_servers is not None:
+            self._own_servers.check(policy)
+
     async def start(self) -> None:
         """Take the node's index and set up its side of the host. Slots of before stay as they are.
 
@@ -164,9 +180,9 @@ class Slots:
             self._identity = await self._run(lambda host: self._claim(host, before))
             self._record_identity()
             self._opened = await self._run(lambda _: opened(self._settings))
-            self._host_side = HostSide(
-                self.identity, self._registry, self._settings.denied_ranges, self._opened
-            )
+            denied_to_all = denied(self._settings.denied_ranges)
+            self._own_servers = OwnServers(denied_to_all, self._opened, self.identity.block)
+            self._host_side = HostSide(self.identity, self._registry, denied_to_all, self._opened)
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
             await self._recollect()

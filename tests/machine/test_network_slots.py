@@ -10,22 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, HostFault, HostIncapable
 from agentenv.network import namespace
 from agentenv.network.host import forward_blockers
-from agentenv.network.node import NodeRegistry
 from agentenv.network.resolver import Resolver
 from agentenv.network.slot import GATEWAY_ADDRESS, Slot
 from agentenv.network.slots import Slots
 from agentenv.network.upstreams import Upstreams
-from agentenv.records.database import Database
-from agentenv.records.ledger import Ledger
 from support import dns
 from support.nethost import (
     HOST,
@@ -35,10 +31,16 @@ from support.nethost import (
     UPLINK_MTU,
     WEB,
     NetHost,
+    NetNode,
     connect,
     datagram,
+    exchange,
     net_host,
+    peer,
+    reached,
+    refusal,
     run,
+    saying,
 )
 
 pytestmark = [
@@ -56,29 +58,13 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
         yield made
 
 
-class Node:
-    """A node's network with a home and a ledger of its own."""
-
-    def __init__(self, host: NetHost, name: str = "one", **more: object) -> None:
-        self.home = host.directory / name
-        self.home.mkdir(exist_ok=True)
-        self.settings = Settings(home=self.home, **more)  # type: ignore[arg-type]
-        self.registry = NodeRegistry(host.directory / "nodes")
-        self.database = Database(self.home / "aenv.db")
-        self.ledger = Ledger(self.database)
-        host.stack.callback(self.database.close)
-
-    def slots(self, **more: object) -> Slots:
-        return Slots(self.settings, self.ledger, registry=self.registry, **more)  # type: ignore[arg-type]
+@pytest.fixture
+def node(host: NetHost) -> NetNode:
+    return NetNode(host)
 
 
 @pytest.fixture
-def node(host: NetHost) -> Node:
-    return Node(host)
-
-
-@pytest.fixture
-async def slots(node: Node) -> AsyncIterator[Slots]:
+async def slots(node: NetNode) -> AsyncIterator[Slots]:
     made = node.slots()
     await made.start()
     yield made
@@ -86,44 +72,10 @@ async def slots(node: Node) -> AsyncIterator[Slots]:
     await made.stop()
 
 
-async def exchange(connection: socket.socket) -> bytes:
-    def read() -> bytes:
-        with connection:
-            connection.sendall(b"?")
-            return b"".join(iter(lambda: connection.recv(65536), b""))
-
-    return await asyncio.to_thread(read)
-
-
-async def reached(place: Path | None, address: str, port: int) -> bytes:
-    """What a server says to a connection from a place."""
-    return await exchange(await asyncio.to_thread(connect, place, address, port))
-
-
-async def refusal(place: Path | None, address: str, port: int) -> OSError:
-    with pytest.raises(OSError) as caught:
-        await asyncio.to_thread(connect, place, address, port)
-    return caught.value
-
-
-def saying(text: bytes) -> Callable[[socket.socket], None]:
-    def answer(connection: socket.socket) -> None:
-        connection.recv(1)
-        connection.sendall(text)
-
-    return answer
-
-
-def peer(connection: socket.socket) -> None:
-    """Answers with the address that the connection comes from."""
-    connection.recv(1)
-    connection.sendall(connection.getpeername()[0].encode())
-
-
 # The life of slots
 
 
-async def test_the_host_is_afterwards_as_it_was_before(host: NetHost, node: Node) -> None:
+async def test_the_host_is_afterwards_as_it_was_before(host: NetHost, node: NetNode) -> None:
     before = host.state()
     slots = node.slots()
     await slots.start()
@@ -150,7 +102,7 @@ async def test_the_tap_belongs_to_the_machines_user(slots: Slots) -> None:
     assert "multi_queue on" not in shown
 
 
-async def test_a_burst_gets_what_there_is_and_typed_refusals(host: NetHost, node: Node) -> None:
+async def test_a_burst_gets_what_there_is_and_typed_refusals(host: NetHost, node: NetNode) -> None:
     slots = node.slots(capacity=10)
     await slots.start()
     results = await asyncio.gather(
@@ -182,7 +134,7 @@ async def test_numbers_come_back_lowest_first_and_an_old_lease_releases_nothing(
     assert slots.owner_at(HOST) is None
 
 
-async def test_releases_at_the_same_time_are_one(slots: Slots, node: Node) -> None:
+async def test_releases_at_the_same_time_are_one(slots: Slots, node: NetNode) -> None:
     slot = await slots.acquire("machine")
     await asyncio.gather(*(slots.release(slot) for _ in range(5)))
     assert node.ledger.entries(kind="slot") == []
@@ -190,7 +142,7 @@ async def test_releases_at_the_same_time_are_one(slots: Slots, node: Node) -> No
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, node: Node, step: str) -> None:
+async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, node: NetNode, step: str) -> None:
     failing = True
 
     def fail(name: str) -> None:
@@ -214,7 +166,7 @@ async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, node: Node, s
 
 
 @pytest.mark.soak
-async def test_a_hundred_failures_at_each_step_leave_nothing(host: NetHost, node: Node) -> None:
+async def test_a_hundred_failures_at_each_step_leave_nothing(host: NetHost, node: NetNode) -> None:
     wanted = [step for step in STEPS for _ in range(100)]
     random.Random(7).shuffle(wanted)
     current = ""
@@ -265,7 +217,7 @@ async def test_what_has_a_slots_name_already_is_left_alone(host: NetHost, slots:
 # Restarts
 
 
-async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHost, node: Node) -> None:
+async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHost, node: NetNode) -> None:
     before = host.state()
     old = node.slots()
     await old.start()
@@ -301,7 +253,7 @@ async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHos
         "sysctl -q net.ipv4.conf.eth0.forwarding=0",
     ],
 )
-async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: Node, damage: str) -> None:
+async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: NetNode, damage: str) -> None:
     old = node.slots()
     await old.start()
     slot = await old.acquire("machine")
@@ -319,7 +271,7 @@ async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: No
 
 
 @pytest.mark.parametrize("loss", ["umount {ns}", "nsenter --net={ns} ip link del tap0"])
-async def test_a_slot_that_cannot_be_mended_is_removed(host: NetHost, node: Node, loss: str) -> None:
+async def test_a_slot_that_cannot_be_mended_is_removed(host: NetHost, node: NetNode, loss: str) -> None:
     before = host.state()
     old = node.slots()
     await old.start()
@@ -362,7 +314,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, node: Node, step: str) -> None:
+async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, node: NetNode, step: str) -> None:
     before = host.state()
     arguments = [str(node.home), str(host.namespaces), str(host.directory / "nodes"), step]
     killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", CRASHING, *arguments])
@@ -375,8 +327,8 @@ async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, node
     assert host.state() == before
 
 
-async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost, node: Node) -> None:
-    other = Node(host, "other").slots()
+async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost, node: NetNode) -> None:
+    other = NetNode(host, "other").slots()
     await other.start()
     slots = node.slots()
     await slots.start()
@@ -392,7 +344,7 @@ async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost
 
 
 async def test_a_start_that_fails_leaves_nothing(
-    host: NetHost, node: Node, monkeypatch: pytest.MonkeyPatch
+    host: NetHost, node: NetNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = host.state()
     with monkeypatch.context() as patch:
@@ -403,7 +355,7 @@ async def test_a_start_that_fails_leaves_nothing(
     assert not (host.directory / "nodes" / "0").exists()
 
 
-async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, node: Node) -> None:
+async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, node: NetNode) -> None:
     slots = node.slots()
     await slots.start()
     await slots.acquire("machine")
@@ -421,7 +373,7 @@ async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, node: Node)
 
 async def test_two_nodes_have_their_own_and_the_last_restores_forwarding(host: NetHost) -> None:
     before = host.state()
-    nodes = [Node(host, name) for name in ("one", "two")]
+    nodes = [NetNode(host, name) for name in ("one", "two")]
     one, two = [node.slots() for node in nodes]
     await one.start()
     await two.start()
@@ -440,7 +392,7 @@ async def test_two_nodes_have_their_own_and_the_last_restores_forwarding(host: N
     assert host.state() == before
 
 
-async def test_a_block_that_the_host_uses_is_not_taken(host: NetHost, node: Node) -> None:
+async def test_a_block_that_the_host_uses_is_not_taken(host: NetHost, node: NetNode) -> None:
     run("ip", "addr", "add", "10.192.5.1/24", "dev", "eth0")
     run("ip", "route", "add", "10.192.64.0/20", "via", "198.51.100.1")
     slots = node.slots()
@@ -452,7 +404,7 @@ async def test_a_block_that_the_host_uses_is_not_taken(host: NetHost, node: Node
         await node.slots().start()
 
 
-async def test_forwarding_that_was_on_stays_on(host: NetHost, node: Node) -> None:
+async def test_forwarding_that_was_on_stays_on(host: NetHost, node: NetNode) -> None:
     run("sysctl", "-q", "net.ipv4.ip_forward=1")
     before = host.state()
     slots = node.slots()
@@ -461,7 +413,7 @@ async def test_forwarding_that_was_on_stays_on(host: NetHost, node: Node) -> Non
     assert host.state() == before
 
 
-async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHost, node: Node) -> None:
+async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHost, node: NetNode) -> None:
     for rule in (
         "-P FORWARD DROP",
         "-N DOCKER-USER",
@@ -568,7 +520,7 @@ async def test_denied_ranges_and_the_host_are_refused_at_once(host: NetHost, slo
 async def test_only_the_ranges_in_the_settings_are_denied(host: NetHost) -> None:
     host.listen(host.internet, PRIVATE, 80, saying(b"intranet"))
     host.listen(host.internet, WEB, 80, saying(b"web"))
-    slots = Node(host, denied_ranges=["203.0.113.0/24"]).slots()
+    slots = NetNode(host, denied_ranges=["203.0.113.0/24"]).slots()
     await slots.start()
     slot = await slots.acquire("machine")
     guest = host.guest(slot)
@@ -579,7 +531,7 @@ async def test_only_the_ranges_in_the_settings_are_denied(host: NetHost) -> None
 
 
 async def test_sandboxes_do_not_reach_each_other_or_the_host_whatever_is_denied(host: NetHost) -> None:
-    slots = Node(host, denied_ranges=[]).slots()
+    slots = NetNode(host, denied_ranges=[]).slots()
     await slots.start()
     one, two = await slots.acquire("a"), await slots.acquire("b")
     guest, other = host.guest(one), host.guest(two)

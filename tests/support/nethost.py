@@ -6,6 +6,7 @@ Nothing of the real host is touched, and what is left over can be seen exactly.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import os
@@ -19,8 +20,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from agentenv.config import Settings
 from agentenv.network import namespace
+from agentenv.network.node import NodeRegistry
 from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_MAC, Slot
+from agentenv.network.slots import Slots
+from agentenv.records.database import Database
+from agentenv.records.ledger import Ledger
 
 UPLINK_MTU = 1400
 WEB = "203.0.113.10"  # a public server
@@ -226,3 +234,53 @@ def datagram(place: Path, timeout: float = 5) -> socket.socket:
         found = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     found.settimeout(timeout)
     return found
+
+
+class NetNode:
+    """A node's network with a home and a ledger of its own."""
+
+    def __init__(self, host: NetHost, name: str = "one", **more: object) -> None:
+        self.home = host.directory / name
+        self.home.mkdir(exist_ok=True)
+        self.settings = Settings(home=self.home, **more)  # type: ignore[arg-type]
+        self.registry = NodeRegistry(host.directory / "nodes")
+        self.database = Database(self.home / "aenv.db")
+        self.ledger = Ledger(self.database)
+        host.stack.callback(self.database.close)
+
+    def slots(self, **more: object) -> Slots:
+        return Slots(self.settings, self.ledger, registry=self.registry, **more)  # type: ignore[arg-type]
+
+
+async def exchange(connection: socket.socket) -> bytes:
+    def read() -> bytes:
+        with connection:
+            connection.sendall(b"?")
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    return await asyncio.to_thread(read)
+
+
+async def reached(place: Path | None, address: str, port: int) -> bytes:
+    """What a server says to a connection from a place."""
+    return await exchange(await asyncio.to_thread(connect, place, address, port))
+
+
+async def refusal(place: Path | None, address: str, port: int) -> OSError:
+    with pytest.raises(OSError) as caught:
+        await asyncio.to_thread(connect, place, address, port)
+    return caught.value
+
+
+def saying(text: bytes) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1)
+        connection.sendall(text)
+
+    return answer
+
+
+def peer(connection: socket.socket) -> None:
+    """Answers with the address that the connection comes from."""
+    connection.recv(1)
+    connection.sendall(connection.getpeername()[0].encode())

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -221,6 +222,7 @@ class MemorySlots:
         self._steps = steps
         self.capacity = capacity
         self.taken: dict[int, tuple[str, Slot]] = {}
+        self.policies: dict[Slot, Policy] = {}
 
     async def acquire(self, owner: str) -> Slot:
         if len(self.taken) >= self.capacity:
@@ -249,7 +251,14 @@ class MemorySlots:
         assert self.taken[slot.index][1] == slot
         self.taken[slot.index] = (owner, slot)
 
-    async def adopt(self, owner: str) -> Slot | None:
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        if policy == self.policies.get(slot, UNRESTRICTED):
+            return
+        await self._steps.at("apply")
+        assert self.taken[slot.index][1] == slot
+        self.policies[slot] = policy
+
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
         return next((slot for name, slot in self.taken.values() if name == owner), None)
 
     async def reap(self, keep: set[str]) -> list[str]:

@@ -46,6 +46,17 @@ class NetworkConfig(Asked):
     rules: dict[str, Any] | None = None
 
 
+class NetworkUpdate(Asked):
+    """What a sandbox may reach; what is left out is cleared."""
+
+    allowOut: list[str] | None = None
+    denyOut: list[str] | None = None
+    dnsServers: list[str] | None = None
+    egressProxy: dict[str, Any] | None = None
+    rules: dict[str, Any] | None = None
+    allow_internet_access: bool | None = None
+
+
 class CreateBody(Asked):
     """A sandbox that is wanted; `timeout` in seconds. `pausedTimeout`, an addition to E2B's, is for how many
     seconds it is kept while it is paused, 0 for good."""

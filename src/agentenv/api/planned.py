@@ -12,7 +12,6 @@ from fastapi import APIRouter, Response
 from agentenv.errors import NotImplementedYet
 
 PLANNED = (
-    ("PUT", "/sandboxes/{sandbox_id}/network", "network rules"),
     ("GET", "/sandboxes/{sandbox_id}/metrics", "metrics of sandboxes"),
     ("GET", "/sandboxes/metrics", "metrics of sandboxes"),
     ("GET", "/sandboxes/{sandbox_id}/logs", "logs of sandboxes"),

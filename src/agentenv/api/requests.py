@@ -7,9 +7,10 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig
+from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig, NetworkUpdate
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.network.policy import parse
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
@@ -101,10 +102,20 @@ def snapshot_query(
 
 
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
-    if given is None:
-        return Network(internet=internet)
-    shown = given.model_dump(exclude_none=True)
-    return Network(public=given.allowPublicTraffic is not False, internet=internet, given=shown or None)
+    shown = None if given is None else given.model_dump(exclude_none=True) or None
+    public = given is None or given.allowPublicTraffic is not False
+    return Network(public=public, internet=internet, given=shown, policy=parse(shown, internet))
+
+
+def egress(given: NetworkUpdate) -> Network:
+    """What a sandbox is to be allowed to reach from now on.
+
+    Raises:
+        InvalidRequest: a rule cannot be right.
+    """
+    shown = given.model_dump(exclude_none=True, exclude={"allow_internet_access"}) or None
+    internet = given.allow_internet_access
+    return Network(internet=internet, given=shown, policy=parse(shown, internet))
 
 
 def idempotency_key(value: str | None, body: CreateBody) -> Key | None:

@@ -14,6 +14,7 @@ from agentenv.api.models import (
     CreateBody,
     CreateBodyV1,
     ListedSandbox,
+    NetworkUpdate,
     PauseBody,
     RefreshBody,
     ResumeBody,
@@ -140,6 +141,12 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         """Let a sandbox live `timeout` seconds from now; 0 or less ends it now."""
         timeout_s = requests.bounded_timeout(max(0, body.timeout), settings.timeout_max_s)
         await service.set_timeout(sandbox_id, timeout_s)
+        return Response(status_code=204)
+
+    @router.put("/sandboxes/{sandbox_id}/network", status_code=204)
+    async def set_network(sandbox_id: str, body: NetworkUpdate) -> Response:
+        """Replace what a sandbox may reach; in force when answered, of a paused one from its next start."""
+        await service.set_network(sandbox_id, requests.egress(body))
         return Response(status_code=204)
 
     @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 
 OWNER = "ahead"
@@ -24,7 +25,8 @@ class SlotSource(Protocol):
     async def acquire(self, owner: str) -> Slot: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
-    async def adopt(self, owner: str) -> Slot | None: ...
+    async def apply(self, slot: Slot, policy: Policy) -> None: ...
+    async def adopt(self, owner: str, policy: Policy = ...) -> Slot | None: ...
     async def reap(self, keep: set[str]) -> list[str]: ...
 
 
@@ -78,9 +80,13 @@ class SlotsAhead:
         """See Slots.release."""
         await self._source.release(slot)
 
-    async def adopt(self, owner: str) -> Slot | None:
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        """See Slots.apply."""
+        await self._source.apply(slot, policy)
+
+    async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
         """See Slots.adopt."""
-        return await self._source.adopt(owner)
+        return await self._source.adopt(owner, policy)
 
     async def reap(self, keep: set[str]) -> list[str]:
         """See Slots.reap. What was made ahead in this life stays."""

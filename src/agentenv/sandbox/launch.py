@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -132,11 +133,16 @@ class Launcher:
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
-            with phases("restore"):
-                live.machine = await self.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)
+            async with self._rules(live, slot, phases):
+                with phases("restore"):
+                    live.machine = await self.hypervisor.restore(
+                        spec, saved, fingerprint=snapshot.fingerprint
+                    )
             with phases("run"):
                 await live.machine.run()
         else:
+            async with self._rules(live, slot, phases):
+                pass
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
         agent = self.agent_at(slot.address)
@@ -166,6 +172,8 @@ class Launcher:
             self.slots.hand_over(pooled.slot, live.record.id)
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
+            async with self._rules(live, pooled.slot, phases):
+                pass
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -177,6 +185,19 @@ class Launcher:
             return False
         finally:
             await pooled.agent.close()
+
+    @asynccontextmanager
+    async def _rules(self, live: Live, slot: Slot, phases: Phases) -> AsyncIterator[None]:
+        """Have what the sandbox may reach in force when the block is over, by doing it beside."""
+        applying = asyncio.ensure_future(self.slots.apply(slot, live.record.network.policy))
+        try:
+            yield
+            if not live.record.network.policy.unrestricted:
+                with phases("rules"):
+                    await applying
+        finally:
+            await asyncio.gather(applying, return_exceptions=True)
+        applying.result()
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

@@ -29,6 +29,7 @@ class Live:
         self.stalled: str | None = None  # why its hypervisor stopped it, until it goes on
         self.active_at = 0.0  # when it was last asked for something, by the monotonic clock
         self.failed_pauses = 0  # in a row
+        self.rules = asyncio.Lock()  # held while its network rules are changed
         self.operation: asyncio.Task[Any] | None = None
         self.watch: asyncio.Task[None] | None = None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
 from agentenv.snapshot.records import Start
 from agentenv.vmm.machine import GuestFiles
@@ -37,8 +38,16 @@ class Slots(Protocol):
             HostFault: it was released.
         """
 
-    async def adopt(self, owner: str) -> Slot | None:
-        """The slot that `owner` held in an earlier life of this node, if it is whole."""
+    async def apply(self, slot: Slot, policy: Policy) -> None:
+        """Have a policy in force at a slot: what the guest in it may reach.
+
+        Raises:
+            HostFault: it could not be applied; the one before is in force.
+        """
+
+    async def adopt(self, owner: str, policy: Policy = ...) -> Slot | None:
+        """The slot that `owner` held in an earlier life of this node, if it is whole, with that policy in
+        force."""
 
     async def reap(self, keep: set[str]) -> list[str]:
         """Release every recorded slot whose owner is not in `keep`; returns their names."""

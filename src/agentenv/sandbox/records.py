@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.document import Documents
@@ -46,13 +47,27 @@ class Lifecycle:
     paused_timeout_s: int | None = None
 
 
+# E2B's names of what a sandbox may reach, as opposed to who reaches it.
+EGRESS_KEYS = frozenset({"allowOut", "denyOut", "dnsServers", "egressProxy", "rules"})
+
+
 @dataclass(frozen=True)
 class Network:
-    """The network settings as the client gave them; `given` is shown again, None when there were none."""
+    """The network settings as the client gave them; `given` is shown again, None when there were none.
+    `policy` is what they come to for what the sandbox may reach."""
 
     public: bool = True
     internet: bool | None = None
     given: dict[str, Any] | None = None
+    policy: Policy = UNRESTRICTED
+
+    def with_egress(self, other: Network) -> Network:
+        """These settings with what may be reached as in the other ones, whole: what they do not say is
+        as if it had never been said."""
+        kept = {key: value for key, value in (self.given or {}).items() if key not in EGRESS_KEYS}
+        return replace(
+            self, internet=other.internet, given={**kept, **(other.given or {})} or None, policy=other.policy
+        )
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ async def _find(
         return None, None, None
     try:
         machine = await hypervisor.adopt(record.machine)
-        slot = await slots.adopt(record.id) if machine is not None else None
+        slot = await slots.adopt(record.id, record.network.policy) if machine is not None else None
     except AenvError as error:  # one that cannot be adopted must not keep the others from it
         return machine, None, f"it could not be adopted: {error}"
     if machine is not None and slot is None:

@@ -10,8 +10,6 @@ from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
 # E2B's names; an empty value of each is what a sandbox gets anyway.
 UNSUPPORTED_NETWORK = (
-    "allowOut",
-    "denyOut",
     "dnsServers",
     "egressProxy",
     "maskRequestHost",
@@ -39,10 +37,13 @@ def refuse_unsupported(request: NewSandbox) -> None:
     Raises:
         NotImplementedYet: it names what.
     """
-    if request.network.internet is False:
-        raise NotImplementedYet("allow_internet_access: false is not part of this version yet")
+    refuse_unsupported_network(request.network)
+
+
+def refuse_unsupported_network(network: Network) -> None:
+    """The same for network settings."""
     for name in UNSUPPORTED_NETWORK:
-        if (request.network.given or {}).get(name):
+        if (network.given or {}).get(name):
             raise NotImplementedYet(f"network.{name} is not part of this version yet")
 
 

@@ -30,13 +30,14 @@ from agentenv.sandbox.forking import Child, Forking, Results
 from agentenv.sandbox.launch import AgentClient, Launcher
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
+from agentenv.sandbox.networking import Networking
 from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Templates
 from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.pool import Pool, bounds_of, makers_of
 from agentenv.sandbox.prepare import Prepared
 from agentenv.sandbox.pressure import Policy
-from agentenv.sandbox.records import Records, Sandbox
+from agentenv.sandbox.records import Network, Records, Sandbox
 from agentenv.sandbox.recovery import drop_orphans, recover_all
 from agentenv.sandbox.refreshing import Refreshing
 from agentenv.sandbox.registry import Registry
@@ -128,6 +129,7 @@ class Sandboxes:
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._networking = Networking(self._core)
         self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
         self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
         self._expiries = asyncio.Semaphore(EXPIRIES_AT_ONCE)
@@ -344,6 +346,16 @@ class Sandboxes:
                 where its machine is gone.
         """
         return await self._pausing.pause(sandbox_id, memory=memory, healthy=healthy)
+
+    async def set_network(self, sandbox_id: str, egress: Network) -> None:
+        """Replace what a sandbox may reach, as a whole: in force when this returns, and flows that are not
+        allowed any more are cut. A paused one has it from its next start on.
+
+        Raises:
+            NotImplementedYet: it asks for what there is not. NotFound: there is none.
+            HostFault: it could not be applied; what was before is in force.
+        """
+        await self._networking.replace(sandbox_id, egress)
 
     async def checkpoint(
         self, sandbox_id: str, name: str | None = None, *, memory: bool = True

@@ -38,6 +38,7 @@ class Operation(StrEnum):
     FORK = "fork"
     ROLLBACK = "rollback"
     REFRESH = "refresh"
+    NETWORK = "network"
 
 
 class Outcome(StrEnum):
@@ -181,6 +182,19 @@ TRANSITIONS: dict[Operation, dict[State, Verdict]] = {
         S.RESUMING: Wait(),
         S.CHECKPOINTING: Wait(),
         S.FORKING: Wait(),
+        S.KILLING: _ENDING,
+        S.KILLED: _GONE,
+        S.FAILED: _GONE,
+    },
+    # Of a paused one the record changes; its next start has the rules in force before it runs.
+    Operation.NETWORK: {
+        S.CREATING: Wait(),
+        S.RUNNING: Stay(),
+        S.PAUSING: Wait(),
+        S.PAUSED: Stay(),
+        S.RESUMING: Wait(),
+        S.CHECKPOINTING: Stay(),
+        S.FORKING: Stay(),
         S.KILLING: _ENDING,
         S.KILLED: _GONE,
         S.FAILED: _GONE,

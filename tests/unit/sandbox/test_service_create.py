@@ -207,8 +207,8 @@ async def test_a_template_counts_by_id_and_by_name(node: MemoryNode) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"network": Network(internet=False)},
-        {"network": Network(given={"denyOut": ["0.0.0.0/0"]})},
+        {"network": Network(given={"rules": {"a.test": []}})},
+        {"network": Network(given={"httpsPorts": [8443]})},
         {"network": Network(given={"egressProxy": {"address": "x"}})},
     ],
 )

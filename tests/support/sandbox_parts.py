@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault
+from agentenv.network.denied import denied
 from agentenv.network.policy import UNRESTRICTED, Policy
+from agentenv.network.servers import OwnServers
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -250,6 +253,9 @@ class MemorySlots:
     def hand_over(self, slot: Slot, owner: str) -> None:
         assert self.taken[slot.index][1] == slot
         self.taken[slot.index] = (owner, slot)
+
+    def check(self, policy: Policy) -> None:
+        OwnServers(denied(["10.0.0.0/8"]), (), IPv4Network("10.0.0.0/18")).check(policy)
 
     async def apply(self, slot: Slot, policy: Policy) -> None:
         if policy == self.policies.get(slot, UNRESTRICTED):

@@ -41,6 +41,7 @@ class Creating:
             return await self._repeat(claim, key)
         core.refuse_when_stopping()
         refuse_unsupported(request)
+        core.launcher.slots.check(request.network.policy)
         found = source.find(request.template, self.templates, core.snapshots)
         core.prune()
         record = self.new_record(request, found)

@@ -1,4 +1,4 @@
-"""Names and what they open, packet by packet: a resolver, slots of a stand-in host and an internet of servers."""
+"""Names and what they open, packet by packet: slots of a stand-in host, and an internet."""
 
 from __future__ import annotations
 

@@ -68,6 +68,42 @@ def open_tap(name: str) -> int:
     return descriptor
 
 
+def made_place(path: Path, stack: ExitStack) -> Path:
+    """A further namespace, at a path that does not exist yet, until the stack ends."""
+    path.touch()
+    with own_namespace():
+        run("mount", "--bind", "/proc/self/ns/net", str(path))
+    stack.callback(run, "umount", str(path))
+    return path
+
+
+def listen(
+    stack: ExitStack, place: Path | None, address: str, port: int, answer: Callable[[socket.socket], None]
+) -> int:
+    """Serve TCP connections to a place one after another, until the stack ends; returns the port."""
+    with ExitStack() as there:
+        if place is not None:
+            there.enter_context(namespace.inside(place))
+        listener = socket.create_server((address, port))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                answer(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(listener.close)
+    stack.callback(listener.shutdown, socket.SHUT_RDWR)
+    found: int = listener.getsockname()[1]
+    return found
+
+
 class NetHost:
     """The stand-in host, with `eth0` towards an internet in another namespace."""
 
@@ -93,12 +129,7 @@ class NetHost:
 
     def place(self, name: str) -> Path:
         """A further namespace, outside the directory that slots use."""
-        path = self.directory / f"place-{name}"
-        path.touch()
-        with own_namespace():
-            run("mount", "--bind", "/proc/self/ns/net", str(path))
-        self.stack.callback(run, "umount", str(path))
-        return path
+        return made_place(self.directory / f"place-{name}", self.stack)
 
     def state(self) -> dict[str, Any]:
         """Everything that slots could leave behind."""
@@ -123,27 +154,7 @@ class NetHost:
         self, place: Path | None, address: str, port: int, answer: Callable[[socket.socket], None]
     ) -> int:
         """Serve TCP connections one after another with `answer`; returns the port."""
-        with ExitStack() as there:
-            if place is not None:
-                there.enter_context(namespace.inside(place))
-            listener = socket.create_server((address, port))
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    answer(connection)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        self.stack.callback(thread.join)
-        self.stack.callback(listener.close)
-        self.stack.callback(listener.shutdown, socket.SHUT_RDWR)
-        found: int = listener.getsockname()[1]
-        return found
+        return listen(self.stack, place, address, port, answer)
 
     def guest(self, slot: Slot) -> Path:
         """A namespace that stands for the guest on a slot's tap, with the network stack of one.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 from e2b import Sandbox
@@ -68,8 +69,9 @@ class RunningNode:
             verify=False,  # there is no TLS, and reading certificates takes 50 ms
         )
 
-    def sandbox(self, template: str) -> Sandbox:
-        """A new sandbox of this node, through E2B's client; the caller kills it."""
+    def sandbox(self, template: str, **more: Any) -> Sandbox:
+        """A new sandbox of this node, through E2B's client; the caller kills it. `more` is what else its
+        `create` takes."""
         return Sandbox.create(
             template,
             timeout=300,
@@ -77,6 +79,7 @@ class RunningNode:
             api_url=self.url,
             sandbox_url=self.url,
             api_key=self.key,
+            **more,
         )
 
     def start(self) -> None:

@@ -245,6 +245,7 @@ class MemorySlots:
     async def release(self, slot: Slot) -> None:
         await self._steps.at("release")
         self.taken.pop(slot.index, None)
+        self.policies.pop(slot, None)
 
     @property
     def free(self) -> int:
@@ -265,7 +266,10 @@ class MemorySlots:
         self.policies[slot] = policy
 
     async def adopt(self, owner: str, policy: Policy = UNRESTRICTED) -> Slot | None:
-        return next((slot for name, slot in self.taken.values() if name == owner), None)
+        found = next((slot for name, slot in self.taken.values() if name == owner), None)
+        if found is not None:
+            self.policies[found] = policy
+        return found
 
     async def reap(self, keep: set[str]) -> list[str]:
         doomed = [index for index, (owner, _) in self.taken.items() if owner not in keep]

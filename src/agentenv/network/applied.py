@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentenv.network.egress import LASTING_S, Opening
+from agentenv.network.egress import LASTING_S, SLOT_TABLE, Opening
+from agentenv.network.nfnetlink import Element, Sets
 from agentenv.network.policy import UNRESTRICTED, Address, Policy
 
 OPENINGS_MAX = 16_384  # of a slot
@@ -30,14 +31,31 @@ class Asker:
 
 
 class Applied:
-    """The policy in force at one slot. `lock` is held while what the kernel has there is changed."""
+    """The policy in force at one slot. `lock` is held while what the kernel has there is changed; `sets` are
+    those of the slot, once something was opened, and keep its namespace until they are closed."""
 
     def __init__(self) -> None:
+        self.sets: Sets | None = None
         self.policy = UNRESTRICTED
         self.serial = 0
         self.lock = asyncio.Lock()
         self._until: dict[Address, dict[str, tuple[float, float]]] = {}
         self._count = 0
+
+    def add(self, elements: Iterable[Element]) -> None:
+        """Add to the slot's sets, in a thread that is in its namespace.
+
+        Raises:
+            OSError: the kernel refused it.
+        """
+        self.sets = self.sets or Sets(SLOT_TABLE)
+        self.sets.add(elements)
+
+    def close(self) -> None:
+        """Let go of the slot's namespace."""
+        sets, self.sets = self.sets, None
+        if sets is not None:
+            sets.close()
 
     def become(self, policy: Policy, openings: Iterable[Opening], now: float) -> None:
         """Another policy is in force, and these openings."""

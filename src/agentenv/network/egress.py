@@ -44,9 +44,10 @@ class Opening:
 
 
 def rules(policy: Policy, opened: Iterable[Opened] = ()) -> list[str]:
-    """The statements of a policy's chain, in their order; each packet meets an end in it."""
+    """The statements of a policy's chain, in their order. Each packet meets an end in it; with no statement
+    at all it passes."""
     if policy.unrestricted:
-        return ["accept"]
+        return []
     gateway = _to(4, GATEWAY_ADDRESS)
     found = [f"meta l4proto {each} {gateway} ct original proto-dst 53 accept" for each in ("udp", "tcp")]
     found += [
@@ -70,16 +71,23 @@ def differ(one: Policy, other: Policy) -> bool:
     return rules(one) != rules(other) or one.allow_names != other.allow_names
 
 
-def change(policy: Policy, opened: Iterable[Opened], openings: Sequence[Opening]) -> str:
-    """A script that puts a policy into force in a slot, in the place of any other, in one transaction.
+def change(before: Policy, policy: Policy, opened: Iterable[Opened], openings: Sequence[Opening]) -> str:
+    """A script that puts a policy into force in a slot, in one transaction.
+
+    What is not there is not removed: after a removal, and only then, nft waits for the kernel, which takes
+    longer than all the rest.
 
     Args:
+        before: the policy that it takes the place of.
         policy: what is to hold.
         opened: what the operator has opened to all.
         openings: what names have opened and the policy leaves open.
     """
-    lines = [f"table {_TABLE} {{\n{sets()}}}", f"flush chain {_TABLE} {CHAIN}"]
-    lines += [f"flush set {_TABLE} {name}" for name in (*NAMED.values(), *LASTING.values())]
+    lines = [f"table {_TABLE} {{\n{sets()}}}"] if policy.allow_names else []
+    if not before.unrestricted:
+        lines.append(f"flush chain {_TABLE} {CHAIN}")
+    if before.allow_names:
+        lines += [f"flush set {_TABLE} {name}" for name in (*NAMED.values(), *LASTING.values())]
     lines += [f"add rule {_TABLE} {CHAIN} {rule}" for rule in rules(policy, opened)]
     return "\n".join([*lines, *elements(openings)]) + "\n"
 

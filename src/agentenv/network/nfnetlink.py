@@ -39,36 +39,66 @@ class Element:
     comment: str = ""
 
 
-def add(table: str, elements: Iterable[Element]) -> None:
-    """Add elements to sets of a table of the family `inet`, in the calling thread's namespace, all or none.
-    One that is there lives for its new time.
+class Sets:
+    """The sets of one table of the family `inet` in one namespace: that which the calling thread is in when
+    this is made, which exists as long as this is open.
 
-    Raises:
-        OSError: the kernel refused it: there is no such table or set.
+    It stays open between uses: to close a socket after something was removed by it waits for the
+    kernel, a thousand times as long as an addition takes. Not for several threads at a time.
     """
-    listed = list(elements)
-    if not listed:
-        return
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as connection:
-        connection.bind((0, 0))
-        connection.settimeout(_ANSWER_S)
-        connection.send(batch(table, listed))
-        _await(connection)
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self._sequence = 0
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        try:
+            self._socket.bind((0, 0))
+            self._socket.settimeout(_ANSWER_S)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the namespace."""
+        self._socket.close()
+
+    def add(self, elements: Iterable[Element]) -> None:
+        """Add elements, all or none. One that is there lives for its new time.
+
+        Raises:
+            OSError: the kernel refused it: there is no such table or set.
+        """
+        listed = list(elements)
+        if listed:
+            self._sequence += 1
+            self._socket.send(batch(self._table, listed, self._sequence))
+            self._await()
+
+    def _await(self) -> None:
+        """Read until the last message is acknowledged, or one is refused: what is refused comes first."""
+        while True:
+            for kind, sequence, _, body in messages(self._socket.recv(1 << 16)):
+                if kind == _ERROR and sequence == self._sequence:
+                    (code,) = struct.unpack_from("=i", body)
+                    if code:
+                        raise OSError(-code, os.strerror(-code))
+                    return
 
 
-def batch(table: str, elements: Iterable[Element]) -> bytes:
-    """The messages of one transaction. Adding alone would leave the time of an element that is there as it
-    was, and to delete one that is not there is an error: so each is added, deleted and added."""
+def batch(table: str, elements: Iterable[Element], sequence: int) -> bytes:
+    """The messages of one transaction, all with the same number. Adding alone would leave the time of an
+    element that is there as it was, and to delete one that is not there is an error: so each is added,
+    deleted and added."""
     steps = [
         (kind, flags, element)
         for element in elements
         for kind, flags in ((_NEW_ELEMENT, _CREATE), (_DELETE_ELEMENT, 0), (_NEW_ELEMENT, _CREATE))
     ]
-    parts = [_message(_BATCH_BEGIN, 0, _SUBSYSTEM, b"")]
+    parts = [_message(_BATCH_BEGIN, 0, sequence, b"", resource=_SUBSYSTEM)]
     for number, (kind, flags, element) in enumerate(steps, 1):
         flags |= _ACK if number == len(steps) else 0
-        parts.append(_message(kind, flags, 0, _body(table, element), family=_NFPROTO_INET))
-    return b"".join([*parts, _message(_BATCH_END, 0, _SUBSYSTEM, b"")])
+        parts.append(_message(kind, flags, sequence, _body(table, element), family=_NFPROTO_INET))
+    return b"".join([*parts, _message(_BATCH_END, 0, sequence, b"", resource=_SUBSYSTEM)])
 
 
 def _body(table: str, element: Element) -> bytes:
@@ -84,17 +114,8 @@ def _body(table: str, element: Element) -> bytes:
     )
 
 
-def _message(kind: int, flags: int, resource: int, body: bytes, *, family: int = socket.AF_UNSPEC) -> bytes:
+def _message(
+    kind: int, flags: int, sequence: int, body: bytes, *, family: int = socket.AF_UNSPEC, resource: int = 0
+) -> bytes:
     payload = struct.pack(">BBH", family, 0, resource) + body
-    return struct.pack("=IHHII", 16 + len(payload), kind, flags | _REQUEST, 1, 0) + payload
-
-
-def _await(connection: socket.socket) -> None:
-    """Read until the last message is acknowledged, or one is refused: what is refused comes first."""
-    while True:
-        for kind, _, _, body in messages(connection.recv(1 << 16)):
-            if kind == _ERROR:
-                (code,) = struct.unpack_from("=i", body)
-                if code:
-                    raise OSError(-code, os.strerror(-code))
-                return
+    return struct.pack("=IHHII", 16 + len(payload), kind, flags | _REQUEST, sequence, 0) + payload

@@ -133,9 +133,11 @@ def slot_rules(
         iifname "{TAP}" meta nfproto ipv6 drop
         ct state invalid drop
         tcp flags syn tcp option maxseg size set rt mtu
-        iifname "{TAP}" oifname "{UPLINK}" ct direction original goto {CHAIN}
+        iifname "{TAP}" oifname "{UPLINK}" ct direction original jump {CHAIN}
+        iifname "{TAP}" oifname "{UPLINK}" ct direction original accept
         iifname "{TAP}" oifname "{UPLINK}" ct state established,related accept
-        iifname "{UPLINK}" oifname "{TAP}" ct direction reply ct state established,related goto {CHAIN}
+        iifname "{UPLINK}" oifname "{TAP}" ct direction reply ct state established,related jump {CHAIN}
+        iifname "{UPLINK}" oifname "{TAP}" ct direction reply ct state established,related accept
         iifname "{UPLINK}" oifname "{TAP}" ip saddr {node} accept
     }}
     chain input {{

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import egress, namespace, nfnetlink, nft
+from agentenv.network import egress, namespace, nft
 from agentenv.network.applied import Applied, Asker
 from agentenv.network.denied import denied
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
@@ -284,9 +284,7 @@ class Slots:
                 self._identity = None
         finally:
             workers, self._workers = self._workers, None
-            await asyncio.to_thread(workers.shutdown)
-            while not self._sockets.empty():
-                self._sockets.get().close()
+            await asyncio.to_thread(self._let_go, workers)
 
     # Decisions, on the event loop.
 
@@ -409,7 +407,8 @@ class Slots:
             now = time.monotonic()
             openings = applied.left(policy, now)
             if egress.differ(policy, applied.policy):
-                await self._in_slot(entry, lambda: nft.apply(egress.change(policy, self._opened, openings)))
+                script = egress.change(applied.policy, policy, self._opened, openings)
+                await self._in_slot(entry, lambda: nft.apply(script))
             if policy != applied.policy:
                 applied.become(policy, openings, now)
 
@@ -427,8 +426,7 @@ class Slots:
             if applied.serial != asker.serial or openings is None:
                 return False
             try:
-                additions = egress.additions(openings)
-                await self._in_slot(entry, lambda: nfnetlink.add(egress.SLOT_TABLE, additions))
+                await self._in_slot(entry, lambda: applied.add(egress.additions(openings)))
             except HostFault as error:
                 _log.warning("what a name resolved to is not opened: %s", error)
                 return False
@@ -481,8 +479,15 @@ class Slots:
 
     async def _destroy(self, entry: Entry) -> None:
         wiring = self._wiring(entry)
+        applied = self._at(entry)
+
+        def destroy(host: Rtnetlink) -> None:
+            applied.close()
+            namespace.destroy(wiring, host)
+
         try:
-            await self._run(lambda host: namespace.destroy(wiring, host))
+            async with applied.lock:
+                await self._run(destroy)
         except OSError as error:
             raise HostFault(f"slot {entry.name} could not be removed: {error}") from error
         self._forget(entry)
@@ -521,6 +526,13 @@ class Slots:
                 side.take_down(host)
         finally:
             self._registry.free(self._settings.home, side.restore_shared if side is not None else None)
+
+    def _let_go(self, workers: ThreadPoolExecutor) -> None:
+        workers.shutdown()
+        for applied in self._applied.values():
+            applied.close()
+        while not self._sockets.empty():
+            self._sockets.get().close()
 
     async def _run(self, work: Callable[[Rtnetlink], T]) -> T:
         """Do blocking work in a thread, with a socket to the host's namespace."""

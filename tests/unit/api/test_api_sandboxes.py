@@ -134,6 +134,7 @@ async def test_nulls_unknown_fields_and_defaults_pass(client: httpx.AsyncClient)
         ({"templateID": "base", "autoResume": True}, "autoResume"),
         ({"templateID": "base", "network": []}, "network"),
         ({"templateID": "base", "network": {"allowOut": "1.1.1.1"}}, "network.allowOut"),
+        ({"templateID": "base", "network": {"allowOut": ["example.com"]}}, "network.allowOut"),
     ],
 )
 @pytest.mark.parametrize("path", ["/sandboxes", "/v2/sandboxes"])
@@ -161,8 +162,7 @@ async def test_the_content_type_does_not_matter(client: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     "body",
     [
-        {"allow_internet_access": False},
-        {"network": {"denyOut": ["0.0.0.0/0"]}},
+        {"network": {"httpsPorts": [8443]}},
         {"network": {"rules": {"x.com": [{"transform": {}}]}}},
         {"network": {"egressProxy": {"address": "1.1.1.1:1080"}}},
         {"mcp": {"x": {}}},
@@ -341,6 +341,30 @@ async def test_kill(client: httpx.AsyncClient, node: MemoryNode) -> None:
     assert "release;dur=" in answer.headers["server-timing"]
     assert_fault(await client.delete(f"/sandboxes/{name}"), 404)
     node.assert_empty()
+
+
+async def test_network_rules(client: httpx.AsyncClient, node: MemoryNode) -> None:
+    sandbox = (await create(client, network={"allowPublicTraffic": True, "denyOut": ["8.8.8.8"]}))[
+        "sandboxID"
+    ]
+    path = f"/sandboxes/{sandbox}"
+    rules = {"allowOut": ["1.1.1.1", "example.com"], "denyOut": ["0.0.0.0/0"]}
+    kept = {"allowPublicTraffic": True}
+    answer = await client.put(f"{path}/network", json=rules)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert (await client.get(path)).json()["network"] == {**kept, **rules}
+    record = node.service.get(sandbox)
+    assert record.slot is not None
+    assert node.slots.policies[record.slot].allow_names == ("example.com",)
+    assert_fault(await client.put(f"{path}/network", json={"denyOut": ["example.com"]}), 400, "denyOut")
+    assert_fault(await client.put(f"{path}/network", json={"rules": {"a.com": [{}]}}), 501, "rules")
+    assert (await client.get(path)).json()["network"] == {**kept, **rules}
+    assert (await client.put(f"{path}/network", json={"allow_internet_access": False})).status_code == 204
+    shown = (await client.get(path)).json()
+    assert (shown["allowInternetAccess"], shown["network"]) == (False, kept)
+    assert (await client.put(f"{path}/network", json={})).status_code == 204
+    assert "allowInternetAccess" not in (await client.get(path)).json()
+    assert_fault(await client.put("/sandboxes/nosuch/network", json={}), 404)
 
 
 @pytest.mark.parametrize("prefix", ["", "/v2"])

@@ -138,5 +138,5 @@ def test_a_sandbox_of_names_reaches_exactly_those(guest: Callable[..., Sandbox],
     assert probe("allowed.test", allowed) == [allowed, allowed]
     assert probe("other.test", other, "some.example.org") == ["gaierror", refused, "gaierror"]
     assert "other.test" not in {name for name, _, _ in upstream.asked}
-    sandbox.update_network({**network, "allow_out": ["other.test"]})
+    sandbox.update_network({"allow_out": ["other.test"], "deny_out": ["0.0.0.0/0"]})
     assert probe("allowed.test", allowed, "other.test") == ["gaierror", refused, other]

@@ -221,6 +221,8 @@ class MemoryHypervisor:
 class MemorySlots:
     """A few slots by number."""
 
+    ipv6 = False
+
     def __init__(self, steps: Steps, capacity: int = 8) -> None:
         self._steps = steps
         self.capacity = capacity

@@ -22,6 +22,8 @@ class SlotSource(Protocol):
 
     @property
     def free(self) -> int: ...
+    @property
+    def ipv6(self) -> bool: ...
     async def acquire(self, owner: str) -> Slot: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
@@ -56,6 +58,11 @@ class SlotsAhead:
     def free(self) -> int:
         """How many more can be made."""
         return self._source.free
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6."""
+        return self._source.ipv6
 
     async def acquire(self, owner: str) -> Slot:
         """A slot that is recorded as the owner's; see Slots.acquire."""

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 from agentenv.errors import InvalidRequest
 from agentenv.network.denied import Denied
 from agentenv.network.opened import Opened
-from agentenv.network.policy import Address, Policy
+from agentenv.network.policy import Address, Policy, Range
 
 _PORT = 53
 
@@ -27,7 +27,7 @@ class OwnServers:
     """
 
     def __init__(self, denied: Denied, opened: Iterable[Opened], block: IPv4Network) -> None:
-        self._denied = (*denied.ipv4, *denied.ipv6, block)
+        self._denied: list[Range] = [*denied.ipv4, *denied.ipv6, block]
         self._opened = set(opened)
 
     def permitted(self, server: Address) -> bool:

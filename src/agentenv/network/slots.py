@@ -23,8 +23,9 @@ from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapabl
 from agentenv.network import egress, namespace, nft
 from agentenv.network.applied import Applied, Asker
 from agentenv.network.denied import denied
+from agentenv.network.forwarding import ipv6_for_guests
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
-from agentenv.network.namespace import NameTaken, Wiring
+from agentenv.network.namespace import Ipv6Wiring, NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
 from agentenv.network.opened import Opened, opened
@@ -87,6 +88,7 @@ class Slots:
         self._opened: list[Opened] = []
         self._applied: dict[int, Applied] = {}  # by lease
         self._mtu = 0
+        self._ipv6 = False
         self._workers: ThreadPoolExecutor | None = None
         self._sockets: queue.SimpleQueue[Rtnetlink] = queue.SimpleQueue()
         self._refreshed = 0.0
@@ -105,6 +107,11 @@ class Slots:
     def free(self) -> int:
         """How many more slots can be acquired now."""
         return self._capacity - len(self._entries)
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6, known once started."""
+        return self._ipv6
 
     def owner_at(self, address: str) -> str | None:
         """Whose slot has that address: who asks the resolver, or connects to the node."""
@@ -182,7 +189,10 @@ class Slots:
             self._opened = await self._run(lambda _: opened(self._settings))
             denied_to_all = denied(self._settings.denied_ranges)
             self._own_servers = OwnServers(denied_to_all, self._opened, self.identity.block)
-            self._host_side = HostSide(self.identity, self._registry, denied_to_all, self._opened)
+            self._ipv6 = await self._run(lambda _: ipv6_for_guests(self._settings.ipv6))
+            self._host_side = HostSide(
+                self.identity, self._registry, denied_to_all, self._opened, ipv6=self.ipv6
+            )
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
             await self._recollect()
@@ -360,7 +370,13 @@ class Slots:
             node=self.identity.address,
             uid=self.identity.uid(number),
             mtu=self._mtu,
+            ipv6=self._ipv6_wiring(number),
         )
+
+    def _ipv6_wiring(self, number: int) -> Ipv6Wiring | None:
+        if not self.ipv6:
+            return None
+        return Ipv6Wiring(self.identity.slot_address6(number), self.identity.address6)
 
     def _slot(self, entry: Entry) -> Slot:
         wiring = self._wiring(entry)

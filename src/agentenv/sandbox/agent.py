@@ -59,6 +59,7 @@ class Identity:
     default_workdir: str | None = None
     ca_bundle: str | None = None
     same_peers: bool = False
+    ipv6: bool | None = None
 
 
 class Refused(GuestFault):
@@ -81,6 +82,7 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "accessToken": identity.access_token,
         "caBundle": identity.ca_bundle,
         "entropy": base64.b64encode(entropy).decode(),
+        "ipv6": identity.ipv6,
         "lifecycleID": None if identity.same_peers else secrets.token_hex(8),
     }
     return {name: value for name, value in document.items() if value is not None}

@@ -38,6 +38,10 @@ class Slots(Protocol):
             HostFault: it was released.
         """
 
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6."""
+
     def check(self, policy: Policy) -> None:
         """See that a policy can be in force on this node.
 

@@ -163,7 +163,7 @@ async def test_a_wildcard_is_for_all_names_below(resolver: Resolver, zone: Zone,
 
 
 async def test_nothing_of_the_guests_own_goes_on_but_name_and_type(resolver: Resolver, zone: Zone) -> None:
-    options = [dns.edns.GenericOption(65001, b"secret"), dns.edns.CookieOption(b"12345678", b"")]
+    options = [dns.edns.GenericOption("65001", b"secret"), dns.edns.CookieOption(b"12345678", b"")]
     question = dns.message.make_query("allowed.test", "A", use_edns=0, options=options)
     question.additional.append(dns.rrset.from_text("secret.test.", 1, "IN", "TXT", "secret"))
     await sent(resolver, question.to_wire())

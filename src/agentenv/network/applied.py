@@ -6,7 +6,7 @@ The kernel does what is to be done; this is for the decisions before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agentenv.network.egress import LASTING_S, SLOT_TABLE, Opening
@@ -57,13 +57,11 @@ class Applied:
         if sets is not None:
             sets.close()
 
-    def become(self, policy: Policy, openings: Iterable[Opening], now: float) -> None:
-        """Another policy is in force, and these openings."""
+    def become(self, policy: Policy, now: float) -> None:
+        """Another policy is in force, with what its names have opened before."""
         self.policy = policy
         self.serial += 1
-        self._until = {}
-        self._count = 0
-        self.note(openings, now)
+        self._keep(policy.name_matches, now)
 
     def note(self, openings: Iterable[Opening], now: float) -> None:
         """Names have opened more."""
@@ -88,7 +86,7 @@ class Applied:
         """What is to be opened for an answer, None where there is no room for it. An address that is open
         for longer, by an earlier answer or another name, stays so."""
         if self._count + len(found) > OPENINGS_MAX:
-            self._forget_past(now)
+            self._keep(lambda _: True, now)
             if self._count + len(found) > OPENINGS_MAX:
                 return None
         return [
@@ -99,11 +97,11 @@ class Applied:
     def _open_until(self, address: Address) -> float:
         return max((new for new, _ in self._until.get(address, {}).values()), default=0.0)
 
-    def _forget_past(self, now: float) -> None:
-        for address, names in list(self._until.items()):
-            left = {name: until for name, until in names.items() if until[1] > now}
-            self._count -= len(names) - len(left)
-            if left:
-                self._until[address] = left
-            else:
-                del self._until[address]
+    def _keep(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Forget names that are not wanted, and what is past."""
+        kept = {
+            address: {name: until for name, until in names.items() if until[1] > now and wanted(name)}
+            for address, names in self._until.items()
+        }
+        self._until = {address: names for address, names in kept.items() if names}
+        self._count = sum(map(len, self._until.values()))

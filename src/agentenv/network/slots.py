@@ -253,7 +253,9 @@ class Slots:
         except OSError as error:
             raise HostFault(f"slot {entry.name} could not be put in order: {error}") from error
         if openings is not None:
-            self._at(entry).become(policy, openings, time.monotonic())
+            now = time.monotonic()
+            self._at(entry).become(policy, now)
+            self._at(entry).note(openings, now)
             return self._slot(entry)
         _log.warning("slot %s of %s has lost its namespace or tap", entry.name, owner)
         await self._remove(entry)
@@ -426,7 +428,7 @@ class Slots:
                 script = egress.change(applied.policy, policy, self._opened, openings)
                 await self._in_slot(entry, lambda: nft.apply(script))
             if policy != applied.policy:
-                applied.become(policy, openings, now)
+                applied.become(policy, now)
 
     async def _open(
         self,

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Any
 
 import pytest
 
 from agentenv.errors import HostFault, HostIncapable, InvalidRequest
-from agentenv.network import nft
+from agentenv.network import egress, nft
 from agentenv.network.denied import Denied, denied
+from agentenv.network.egress import Opening
 from agentenv.network.host import blockers
 from agentenv.network.node import NodeIdentity
 from agentenv.network.opened import Opened
+from agentenv.network.policy import UNRESTRICTED, parse
 
 IDENTITY = NodeIdentity(3, IPv4Network("10.192.192.0/18"))
+ENDS = ("10.192.193.1", "10.192.192.1")
+PROXY = Opened(IPv4Address("10.1.2.3"), 3128)
+NAMED = parse({"allowOut": ["1.1.1.1", "2001:db8::/32", "*.example.com"], "denyOut": ["0.0.0.0/0"]}, None)
+DENYING = parse({"allowOut": ["8.8.8.8", "2001:db8::1"], "denyOut": ["8.0.0.0/8", "2001:db8::/32"]}, None)
+OPENINGS = [
+    Opening(IPv4Address("192.0.2.1"), "a.example.com", 60.0),
+    Opening(IPv6Address("2001:db8:1::1"), "b.example.com", 0.0001, 0.5),
+    Opening(IPv4Address("192.0.2.2"), '"}; flush ruleset; ', 0.0),
+]
 
 
 def chain(name: str, **more: Any) -> dict[str, Any]:
@@ -34,14 +45,29 @@ def base(name: str, hook: str, policy: str = "accept", **more: Any) -> dict[str,
 @pytest.mark.parametrize(
     "script",
     [
-        nft.slot_rules("10.192.193.1", "10.192.192.1"),
-        nft.slot_rules("10.192.193.1", "10.192.192.1", fresh=True),
+        nft.slot_rules(*ENDS),
+        nft.slot_rules(*ENDS, fresh=True),
+        nft.slot_rules(*ENDS, NAMED, [PROXY], OPENINGS),
+        nft.slot_rules(*ENDS, fresh=True) + egress.change(UNRESTRICTED, NAMED, [PROXY], OPENINGS),
+        nft.slot_rules(*ENDS, NAMED) + egress.change(NAMED, DENYING, [PROXY], []),
+        nft.slot_rules(*ENDS, DENYING) + egress.change(DENYING, UNRESTRICTED, [], []),
         nft.node_rules(IDENTITY, denied(["10.0.0.0/8", "10.1.0.0/16", "fc00::/7"])),
         nft.node_rules(IDENTITY, Denied()),
-        nft.node_rules(IDENTITY, denied(["10.0.0.0/8"]), [Opened(IPv4Address("10.1.2.3"), 3128)]),
+        nft.node_rules(IDENTITY, denied(["10.0.0.0/8"]), [PROXY]),
         nft.delete_node_rules(IDENTITY),
     ],
-    ids=["slot", "fresh slot", "node", "node without ranges", "node with opened", "deletion"],
+    ids=[
+        "slot",
+        "fresh slot",
+        "slot with a policy",
+        "first policy",
+        "other policy",
+        "no policy",
+        "node",
+        "node without ranges",
+        "node with opened",
+        "deletion",
+    ],
 )
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft")
 def test_nft_accepts_what_is_written(script: str) -> None:
@@ -51,9 +77,44 @@ def test_nft_accepts_what_is_written(script: str) -> None:
 
 
 def test_a_replacement_is_one_transaction() -> None:
-    lines = nft.slot_rules("10.192.193.1", "10.192.192.1").splitlines()
+    lines = nft.slot_rules(*ENDS).splitlines()
     assert lines[:3] == ["table inet aenv {}", "delete table inet aenv", "table inet aenv {"]
-    assert nft.slot_rules("10.192.193.1", "10.192.192.1", fresh=True).count("table") == 1
+    assert nft.slot_rules(*ENDS, fresh=True).count("table") == 1
+
+
+def test_the_order_of_a_policys_rules() -> None:
+    found = egress.rules(NAMED, [PROXY])
+    parts = ("169.254.0.22", "10.1.2.3", "proto-dst 53 jump refuse", "1.1.1.1", "@named4", "@lasting4")
+    places = [next(place for place, rule in enumerate(found) if part in rule) for part in parts]
+    assert places == sorted(places)
+    assert found[-1] == "jump refuse"
+    denying = egress.rules(DENYING)
+    assert [rule.split()[-1] for rule in denying] == [*["accept"] * 4, "refuse", "refuse", "accept"]
+    assert egress.rules(UNRESTRICTED, [PROXY]) == []
+
+
+def test_what_a_guest_chooses_is_never_part_of_a_script() -> None:
+    script = egress.change(UNRESTRICTED, NAMED, [], OPENINGS)
+    assert "flush" not in script
+    assert 'comment "a.example.com"' in script
+    assert "192.0.2.2 timeout" in script
+
+
+def test_openings_are_found_in_what_nft_lists() -> None:
+    element = {"val": "192.0.2.1", "timeout": 60, "expires": 42, "comment": "a.example.com"}
+    lasting = {**element, "expires": 80000}
+    listed = egress.listed(
+        {
+            "nftables": [
+                {"metainfo": {}},
+                {"set": {"name": "named4", "elem": [{"elem": element}]}},
+                {"set": {"name": "lasting4", "elem": [{"elem": lasting}]}},
+                {"set": {"name": "named6"}},
+                {"set": {"name": "another", "elem": ["192.0.2.9"]}},
+            ]
+        }
+    )
+    assert listed == [Opening(IPv4Address("192.0.2.1"), "a.example.com", 42, 80000)]
 
 
 def test_a_failure_of_nft_is_quoted() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from agentenv.errors import HostFault, NotFound, NotImplementedYet
 from agentenv.network.policy import UNRESTRICTED, Policy, parse
+from agentenv.sandbox.pool import LOOK_AGAIN_S
 from agentenv.sandbox.records import Network, Sandbox
 from agentenv.sandbox.transitions import State
-from support.sandbox_parts import MemoryNode, quiet, wanted
+from support.sandbox_parts import MemoryNode, prepared, quiet, wanted
 
 
 def egress(*denied: str) -> Network:
@@ -65,13 +67,27 @@ async def test_a_restore_that_fails_leaves_no_rules_behind(node: MemoryNode) -> 
     node.assert_empty()
 
 
-async def test_a_machine_held_ready_gets_its_rules_first(node: MemoryNode, sandbox: Sandbox) -> None:
+async def test_a_resumed_one_has_its_rules_first(node: MemoryNode, sandbox: Sandbox) -> None:
     node.steps.passed.clear()
     await node.service.pause(sandbox.id)
     await quiet()
     assert (await node.service.connect(sandbox.id, 100)).resumed
     assert held(node, sandbox) == CLOSED.policy
     assert order(node) in (["apply", "restore", "run"], ["restore", "apply", "run"])
+
+
+async def test_a_machine_held_ready_gets_its_rules_first(tmp_path: Path) -> None:
+    async with prepared(tmp_path, pool_most=1, pool_least=1) as node:
+        while not node.service.pool.count:
+            node.clock.jump(LOOK_AGAIN_S)
+            await quiet()
+        node.steps.passed.clear()
+        made = (await node.service.create(wanted(network=CLOSED))).sandbox
+        assert order(node)[:2] == ["apply", "run"]
+        assert held(node, made) == CLOSED.policy
+        node.steps.fail("apply", HostFault("nft: no"))
+        with pytest.raises(HostFault, match="nft: no"):
+            await node.service.create(wanted(network=CLOSED))
 
 
 async def test_rules_are_replaced_as_a_whole(node: MemoryNode) -> None:

@@ -35,6 +35,7 @@ WEB = "203.0.113.10"  # a public server
 NAMES = "203.0.113.53"  # a public name server
 PRIVATE = "10.99.0.1"  # a private host beyond the uplink
 METADATA = "169.254.169.254"
+HOST6 = "2001:db8::2"
 HOST = "198.51.100.2"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,7 +85,7 @@ def listen(
     with ExitStack() as there:
         if place is not None:
             there.enter_context(namespace.inside(place))
-        listener = socket.create_server((address, port))
+        listener = socket.create_server((address, port), family=_family(address))
 
     def serve() -> None:
         while True:
@@ -102,6 +103,10 @@ def listen(
     stack.callback(listener.shutdown, socket.SHUT_RDWR)
     found: int = listener.getsockname()[1]
     return found
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class NetHost:
@@ -126,6 +131,15 @@ class NetHost:
             for address in (WEB, NAMES, PRIVATE, METADATA):
                 run("ip", "addr", "add", f"{address}/32", "dev", "lo")
         run("ip", "route", "add", "default", "via", "198.51.100.1")
+
+    def add_ipv6(self, *addresses: str) -> None:
+        """Give the host and its internet IPv6, and the internet these addresses."""
+        run("ip", "addr", "add", f"{HOST6}/64", "dev", "eth0", "nodad")
+        with namespace.inside(self.internet):
+            run("ip", "addr", "add", "2001:db8::1/64", "dev", "far", "nodad")
+            for address in addresses:
+                run("ip", "addr", "add", f"{address}/128", "dev", "lo", "nodad")
+        run("ip", "route", "add", "default", "via", "2001:db8::1")
 
     def place(self, name: str) -> Path:
         """A further namespace, outside the directory that slots use."""
@@ -227,7 +241,7 @@ def connect(place: Path | None, address: str, port: int, *, source: str | None =
     with ExitStack() as there:
         if place is not None:
             there.enter_context(namespace.inside(place))
-        connection = socket.socket()
+        connection = socket.socket(_family(address))
     try:
         connection.settimeout(2)
         if source is not None:

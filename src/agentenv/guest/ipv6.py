@@ -29,7 +29,7 @@ _is_on = False  # as the machine boots
 
 
 def set_up(on: bool) -> None:
-    """Has the address and the route there, or nothing of IPv6 on the device; nothing is done for what is so."""
+    """Has the address and the route there, or nothing of IPv6 on the device; does nothing where it is so."""
     global _is_on
     if on is not _is_on:
         _change(on)
@@ -48,7 +48,7 @@ def _change(on: bool) -> None:
     try:
         _ask(kernel, _SIOCSIFADDR, struct.pack("=16sIi", address, _PREFIX, device))
         route = struct.pack(
-            "=16s16s16sIHHIQIi",
+            "16s16s16sIHHILIi",
             *(bytes(16), bytes(16), gateway, 0, 0, 0, _METRIC, 0, _RTF_UP | _RTF_GATEWAY, device),
         )
         _ask(kernel, _SIOCADDRT, route)

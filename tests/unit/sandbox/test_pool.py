@@ -191,8 +191,9 @@ async def test_a_rehearsal_tells_all_that_the_real_start_replaces(stand: Stand) 
     stand.pool.take(BASE)
     await stand.pass_time()
     (told,) = stand.told
-    # The certificates are the node's, and added to every identity alike.
-    assert [name for name, value in vars(told).items() if value is None] == ["default_workdir", "ca_bundle"]
+    # What else there is is the node's, and added to every identity alike.
+    untold = [name for name, value in vars(told).items() if value is None]
+    assert untold == ["default_workdir", "ca_bundle", "ipv6"]
     assert told.sandbox_id == next(iter(stand.hypervisor.machines))
 
 

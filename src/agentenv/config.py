@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from agentenv.errors import InvalidRequest
+from agentenv.limits import NONE, Limits, chosen
 
 
 def default_home() -> Path:
@@ -242,6 +243,16 @@ class Settings(BaseSettings):
         description="MiB of layers and root filesystems kept although no template or snapshot needs them.",
     )
 
+    limits: Limits = Field(
+        default=NONE,
+        description="Limits of a sandbox whose request does not say: `network` (rx_bytes_per_second,"
+        " tx_bytes_per_second, burst_bytes), `disk` (bytes_per_second, iops, burst_bytes, burst_operations).",
+    )
+    limits_most: Limits = Field(
+        default=NONE,
+        description="The most that a request can have of each; what is unset has no maximum.",
+    )
+
     network_range: str = Field(
         default="10.192.0.0/12",
         description="IPv4 range of which each node on this host takes one /18 block for its sandboxes.",
@@ -303,6 +314,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))  # noqa: PTH100
+
+    @model_validator(mode="after")
+    def _limits_can_be(self) -> Settings:
+        try:
+            chosen(self.limits_most, NONE, NONE)
+            chosen(self.limits, NONE, self.limits_most)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
+        return self
 
     @cached_property
     def runtime_dir(self) -> Path:

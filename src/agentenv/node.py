@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -51,6 +53,7 @@ KEEP_ALIVE_S = 640
 # Requests under way have this long when the node stops; operations go on without them.
 GRACE_S = 10
 BACKLOG = 1024
+DESCRIPTORS = 65_536
 SWEEP_S = 3600
 UPKEEP_AFTER_S = 5.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -69,6 +72,7 @@ def serve(settings: Settings, *, ready_fd: int | None = None) -> None:
     """
     logging.basicConfig(level=settings.log_level.upper(), format=LOG_FORMAT)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the node says itself when it serves and ends
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, ready_fd))
 
@@ -77,6 +81,8 @@ async def _serve(settings: Settings, ready_fd: int | None) -> None:
     with _signals() as stop:
         node = Node(settings)
         await node.start()
+        # What is there now stays. A collection that walked it would hold all requests up for 50 ms.
+        gc.freeze()
         try:
             _tell(ready_fd, node.url)
             ended = asyncio.create_task(node.ended())
@@ -85,6 +91,15 @@ async def _serve(settings: Settings, ready_fd: int | None) -> None:
             stopped.cancel()
         finally:
             await node.stop()
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open `DESCRIPTORS` files, or as many as it may: a relayed connection takes two, and
+    the usual limit, 1024, is for programs that use select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Node:
@@ -147,14 +162,15 @@ class Node:
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
         parts.push_async_callback(_cancelled, sweeping)
-        front = front_protocol(service, settings)
+        api_key = key.load_or_create(settings)
+        front = front_protocol(service, settings, api_key)
         service.on_generation_end(front.plane.abort)
         parts.callback(front.plane.close)
         app = create_app(
             service,
             templates,
             settings,
-            api_key=key.load_or_create(settings),
+            api_key=api_key,
             port=address[1],
             builder=builder,
         )

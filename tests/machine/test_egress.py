@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import socket
 import struct
 import threading
@@ -484,6 +485,22 @@ async def test_a_failure_leaves_what_was_before(
     await slots.release(slot)
     with pytest.raises(HostFault, match="released"):
         await slots.apply(slot, policy())
+
+
+async def test_after_a_failure_that_was_none_nothing_is_taken_for_certain(
+    host: NetHost, slots: Slots, slot: Slot, guest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever nft did before it failed, the next change is wholly in force."""
+    host.listen(host.internet, WEB, 7, echo)
+    liar = tmp_path / "nft"
+    liar.write_text(f'#!/bin/sh\n{shutil.which("nft")} "$@"\nexit 1\n')
+    liar.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path), prepend=":")
+        with pytest.raises(HostFault):
+            await slots.apply(slot, policy(deny=[ALL], allow=["web.test"]))
+    await slots.apply(slot, policy())
+    assert await is_reached(guest, WEB, 7)
 
 
 async def test_a_change_goes_on_when_its_caller_goes(slots: Slots, slot: Slot, guest: Path) -> None:

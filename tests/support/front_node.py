@@ -18,6 +18,8 @@ from agentenv.proxy.plane import DataPlane
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+API_KEY = "e2b_0123456789"
+
 
 class Sandboxes:
     """A directory that tests fill by hand."""
@@ -46,13 +48,14 @@ class Sandboxes:
     async def wake(self, sandbox_id: str) -> None:
         self.woken.append(sandbox_id)
         await self.wakes.wait()
-        del self.sleepers[sandbox_id]
+        self.sleepers.pop(sandbox_id, None)
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         self.asked.append((path, operation, username, signature, expiration))
-        return self.routes.get(self.signatures.get(signature, ""))
+        signer = self.signatures.get(signature, "")
+        return signer if self.sleepers.get(signer) == "wakes" else self.routes.get(signer)
 
 
 async def api(

@@ -15,7 +15,11 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault
+<<<<<<< HEAD
 from agentenv.network.denied import denied
+=======
+from agentenv.limits import DiskLimits, NetworkLimits
+>>>>>>> egress
 from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.servers import OwnServers
 from agentenv.network.slot import Slot
@@ -85,6 +89,7 @@ class MemoryMachine:
         self.pid = 4242
         self.detached = False
         self.running = True
+        self.limits = DiskLimits()
         self.image: MemoryImage | None = None
         self._sealed: tuple[Layer, ...] = ()
         self._final: Path | None = None
@@ -142,6 +147,11 @@ class MemoryMachine:
         anew = into / f"disk.{layer.path.parent.name}"
         anew.write_text("a layer from before")
         return Layer(anew, layer.format)
+
+    async def limit_disk(self, limits: DiskLimits) -> None:
+        await self._steps.at("limit disk")
+        self._require()
+        self.limits = limits
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._exit)
@@ -225,6 +235,7 @@ class MemorySlots:
 
     def __init__(self, steps: Steps, capacity: int = 8) -> None:
         self._steps = steps
+        self.limits: dict[int, NetworkLimits] = {}
         self.capacity = capacity
         self.taken: dict[int, tuple[str, Slot]] = {}
         self.policies: dict[Slot, Policy] = {}
@@ -247,11 +258,17 @@ class MemorySlots:
     async def release(self, slot: Slot) -> None:
         await self._steps.at("release")
         self.taken.pop(slot.index, None)
+        self.limits.pop(slot.index, None)
         self.policies.pop(slot, None)
 
     @property
     def free(self) -> int:
         return self.capacity - len(self.taken)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        assert self.taken[slot.index][1] == slot
+        await self._steps.at("limit network")
+        self.limits[slot.index] = limits
 
     def hand_over(self, slot: Slot, owner: str) -> None:
         assert self.taken[slot.index][1] == slot

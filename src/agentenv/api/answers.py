@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -21,6 +22,7 @@ from agentenv.api.models import (
     rfc3339,
 )
 from agentenv.errors import AenvError
+from agentenv.limits import Limits, spelled
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.requests import Answer
@@ -87,6 +89,7 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         domain=domain,
         allowInternetAccess=sandbox.network.internet,
         network=sandbox.network.given,
+        limits=_limits(sandbox.limits) or None,
         lifecycle=LifecycleAnswer(
             onTimeout=sandbox.lifecycle.on_timeout, autoResume=sandbox.lifecycle.auto_resume
         ),
@@ -95,6 +98,14 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         reason=sandbox.reason,
         snapshotID=sandbox.snapshot,
     )
+
+
+def _limits(limits: Limits) -> dict[str, dict[str, int]]:
+    return {
+        room: {spelled(name): value for name, value in asdict(part).items() if value is not None}
+        for room, part in (("network", limits.network), ("disk", limits.disk))
+        if part
+    }
 
 
 def of_many(results: Sequence[Answer | AenvError], domain: str | None) -> list[ForkAnswer]:

@@ -29,6 +29,36 @@ class Asked(BaseModel):
         return data
 
 
+class NetworkLimitsBody(Asked):
+    """Bytes per second, and of a burst either way; 0 is no limit, what is missing the node's default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    rxBytesPerSecond: int | None = Field(default=None, ge=0)
+    txBytesPerSecond: int | None = Field(default=None, ge=0)
+    burstBytes: int | None = Field(default=None, ge=0)
+
+
+class DiskLimitsBody(Asked):
+    """Per second, and what may be done within one second after a rest; see NetworkLimitsBody."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytesPerSecond: int | None = Field(default=None, ge=0)
+    iops: int | None = Field(default=None, ge=0)
+    burstBytes: int | None = Field(default=None, ge=0)
+    burstOperations: int | None = Field(default=None, ge=0)
+
+
+class LimitsBody(Asked):
+    """How fast a sandbox's network and disks may be."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    network: NetworkLimitsBody | None = None
+    disk: DiskLimitsBody | None = None
+
+
 class AutoResume(Asked):
     enabled: bool = False
 
@@ -69,6 +99,7 @@ class CreateBody(Asked):
     autoResume: AutoResume | None = None
     allow_internet_access: bool | None = None
     network: NetworkConfig | None = None
+    limits: LimitsBody | None = None
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None
     mcp: dict[str, Any] | None = None
@@ -192,6 +223,7 @@ class SandboxDetail(ListedSandbox):
     domain: str | None = None
     allowInternetAccess: bool | None = None
     network: dict[str, Any] | None = None
+    limits: dict[str, dict[str, int]] | None = None
     lifecycle: LifecycleAnswer | None = None
     pauseMode: Literal["full", "filesystem"] | None = None
     envdUnresponsiveAtPause: bool | None = None

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import fields
 from datetime import UTC, datetime
+from typing import TypeVar
 from urllib.parse import unquote
 
-from agentenv.api.models import ChildBody, CreateBody, CreateBodyV1, NetworkConfig, NetworkUpdate
+from agentenv.api.models import (
+    Asked,
+    ChildBody,
+    CreateBody,
+    CreateBodyV1,
+    LimitsBody,
+    NetworkConfig,
+    NetworkUpdate,
+)
 from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
+from agentenv.limits import DiskLimits, Limits, NetworkLimits, chosen, spelled
 from agentenv.network.policy import parse
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
 from agentenv.sandbox.requests import Key, NewSandbox
 from agentenv.snapshot.listing import Query as SnapshotQuery
+
+T = TypeVar("T", NetworkLimits, DiskLimits)
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 _STATES = frozenset({"running", "paused"})
@@ -41,7 +54,27 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
         lifecycle=_lifecycle(body, settings),
         network=_network(body.network, body.allow_internet_access),
+        limits=limits(body.limits, settings),
     )
+
+
+def limits(given: LimitsBody | None, settings: Settings) -> Limits:
+    """The limits that are asked for, within those of the node.
+
+    Raises:
+        InvalidRequest: they cannot be.
+    """
+    asked = given or LimitsBody()
+    return chosen(
+        Limits(_spelled(NetworkLimits, asked.network), _spelled(DiskLimits, asked.disk)),
+        settings.limits,
+        settings.limits_most,
+    )
+
+
+def _spelled(kind: type[T], given: Asked | None) -> T:
+    names = (each.name for each in fields(kind))
+    return kind() if given is None else kind(**{name: getattr(given, spelled(name)) for name in names})
 
 
 def create_timeout(asked: int | None, default_s: int, max_s: int) -> int:

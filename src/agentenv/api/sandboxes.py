@@ -13,6 +13,7 @@ from agentenv.api.models import (
     ConnectBody,
     CreateBody,
     CreateBodyV1,
+    LimitsBody,
     ListedSandbox,
     NetworkUpdate,
     PauseBody,
@@ -135,6 +136,12 @@ def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_fo
         """Kill a sandbox."""
         phases = await service.kill(sandbox_id)
         return Response(status_code=204, headers=answers.timing(phases))
+
+    @router.put("/sandboxes/{sandbox_id}/limits", status_code=204)
+    async def set_limits(sandbox_id: str, body: LimitsBody) -> Response:
+        """Have these limits in the place of all of before; what is missing is the node's default."""
+        await service.set_limits(sandbox_id, requests.limits(body, settings))
+        return Response(status_code=204)
 
     @router.post("/sandboxes/{sandbox_id}/timeout", status_code=204)
     async def set_timeout(sandbox_id: str, body: TimeoutBody) -> Response:

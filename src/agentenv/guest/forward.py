@@ -127,6 +127,8 @@ class Endpoint:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        # Else the second part of an answer waits until the first was acknowledged, which takes 40 ms.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self.fd = connection.fileno()
         self._waiting: list[loop.Task] = []

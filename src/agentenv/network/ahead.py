@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from agentenv.limits import NetworkLimits
 from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 
@@ -25,6 +26,7 @@ class SlotSource(Protocol):
     @property
     def ipv6(self) -> bool: ...
     async def acquire(self, owner: str) -> Slot: ...
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
     def check(self, policy: Policy) -> None: ...
@@ -79,6 +81,10 @@ class SlotsAhead:
     async def acquire_new(self, owner: str) -> Slot:
         """The same for one who can wait: spare slots are left to others, and it does not count as demand."""
         return await self._source.acquire(owner)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """See Slots.limit."""
+        await self._source.limit(slot, limits)
 
     def hand_over(self, slot: Slot, owner: str) -> None:
         """See Slots.hand_over."""

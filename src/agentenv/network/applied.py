@@ -37,6 +37,7 @@ class Applied:
     def __init__(self) -> None:
         self.sets: Sets | None = None
         self.policy = UNRESTRICTED
+        self.certain = True  # not after a change that failed: it may have been made all the same
         self.serial = 0
         self.lock = asyncio.Lock()
         self._until: dict[Address, dict[str, tuple[float, float]]] = {}

@@ -71,22 +71,24 @@ def differ(one: Policy, other: Policy) -> bool:
     return rules(one) != rules(other) or one.allow_names != other.allow_names
 
 
-def change(before: Policy, policy: Policy, opened: Iterable[Opened], openings: Sequence[Opening]) -> str:
+def change(
+    before: Policy | None, policy: Policy, opened: Iterable[Opened], openings: Sequence[Opening]
+) -> str:
     """A script that puts a policy into force in a slot, in one transaction.
 
     What is not there is not removed: after a removal, and only then, nft waits for the kernel, which takes
     longer than all the rest.
 
     Args:
-        before: the policy that it takes the place of.
+        before: the policy that it takes the place of, None where that is not certain.
         policy: what is to hold.
         opened: what the operator has opened to all.
         openings: what names have opened and the policy leaves open.
     """
-    lines = [f"table {_TABLE} {{\n{sets()}}}"] if policy.allow_names else []
-    if not before.unrestricted:
+    lines = [f"table {_TABLE} {{\n{sets()}}}"] if policy.allow_names or before is None else []
+    if before is None or not before.unrestricted:
         lines.append(f"flush chain {_TABLE} {CHAIN}")
-    if before.allow_names:
+    if before is None or before.allow_names:
         lines += [f"flush set {_TABLE} {name}" for name in (*NAMED.values(), *LASTING.values())]
     lines += [f"add rule {_TABLE} {CHAIN} {rule}" for rule in rules(policy, opened)]
     return "\n".join([*lines, *elements(openings)]) + "\n"
@@ -120,8 +122,8 @@ def elements(openings: Iterable[Opening]) -> list[str]:
     ]
 
 
-def listed(ruleset: Mapping[str, Any]) -> list[Opening]:
-    """The openings in a slot's rule set as `nft -j list ruleset` prints it."""
+def listed(ruleset: Mapping[str, Any], policy: Policy) -> list[Opening]:
+    """The openings in a slot's rule set, as `nft -j list ruleset` prints it, that a policy leaves open."""
     found: dict[tuple[Address, str], dict[int, float]] = {}
     for item in ruleset.get("nftables", ()):
         made = item.get("set", {})
@@ -133,6 +135,7 @@ def listed(ruleset: Mapping[str, Any]) -> list[Opening]:
     return [
         Opening(address, name, seconds.get(0, 0.0), seconds.get(1, 0.0))
         for (address, name), seconds in found.items()
+        if policy.name_matches(name)
     ]
 
 

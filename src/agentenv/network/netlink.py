@@ -19,6 +19,7 @@ RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_GETROUTE = 24, 26
 RTM_NEWNEIGH = 28
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
 
 SCOPE_GLOBAL, SCOPE_LINK = 0, 253
 
@@ -38,6 +39,9 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
 _RTNH_ONLINK, _RTPROT_STATIC, _RTN_UNICAST, _RT_TABLE_MAIN = 4, 4, 1, 254
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TC_ROOT, _TC_HANDLE, _TC_ETHERNET = 0xFFFFFFFF, 0x0AE0000, 1
+_TBF_PARAMETERS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
 
 
 Address = IPv4Address | IPv6Address
@@ -191,6 +195,29 @@ def add_neighbour(index: int, address: Address, mac: str) -> Request:
     body = struct.pack("=BxHiHBB", _family(address), 0, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _mac(mac))
     return Request(RTM_NEWNEIGH, _CREATE | _REPLACE, body)
+
+
+def _discipline_header(index: int, handle: int = 0) -> bytes:
+    return struct.pack("=BxxxiIII", socket.AF_UNSPEC, index, handle, _TC_ROOT, 0)
+
+
+def shape(index: int, rate: int, burst: int, queue: int) -> Request:
+    """Let an interface send `rate` bytes per second and `burst` bytes at once; up to `queue` bytes wait,
+    more are dropped. In the place of what it was told before (tc-tbf(8))."""
+    specification = struct.pack("=BBHhHI", 0, _TC_ETHERNET, 0, 0, 0, min(rate, 0xFFFFFFFF))
+    parameters = specification + bytes(len(specification)) + struct.pack("=III", queue, 0, 0)
+    options = (
+        attribute(_TBF_PARAMETERS, parameters)
+        + attribute(_TBF_RATE64, struct.pack("=Q", rate))
+        + _number(_TBF_BURST, burst)
+    )
+    body = _discipline_header(index, _TC_HANDLE) + _text(_TCA_KIND, "tbf") + attribute(_TCA_OPTIONS, options)
+    return Request(RTM_NEWQDISC, _CREATE | _REPLACE, body)
+
+
+def unshape(index: int) -> Request:
+    """Let an interface send as fast as it can again; ENOENT when it was never told otherwise."""
+    return Request(RTM_DELQDISC, 0, _discipline_header(index))
 
 
 class Rtnetlink:

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapable
-from agentenv.network import egress, namespace, nft
+from agentenv.limits import NetworkLimits
+from agentenv.network import egress, namespace, nft, shaping
 from agentenv.network.applied import Applied, Asker
 from agentenv.network.denied import denied
 from agentenv.network.forwarding import ipv6_for_guests
@@ -142,7 +143,7 @@ class Slots:
         if entry is None:
             raise HostFault(f"the slot {slot.name} was released")
         applied = self._at(entry)
-        if applied.policy != policy or applied.lock.locked():
+        if applied.policy != policy or applied.lock.locked() or not applied.certain:
             await asyncio.shield(self._begin(self._apply(entry, applied, policy)))
 
     async def open(self, asker: Asker, name: str, found: Sequence[tuple[Address, float]]) -> bool:
@@ -229,6 +230,19 @@ class Slots:
         entry = self._held(slot)
         if entry is not None:
             await self._remove(entry)
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Have a slot's traffic no faster than that from now on, in the place of earlier limits. They go
+        with the slot.
+
+        Raises:
+            HostFault: the slot was released, or the kernel refused. HostIncapable: it cannot shape traffic.
+        """
+        entry = self._held(slot)
+        if entry is None or _lease(entry) in self._removals:
+            raise HostFault(f"the slot {slot.name} was released")
+        path = self._wiring(entry).namespace
+        await asyncio.shield(self._begin(self._run(lambda _: shaping.apply(path, limits))))
 
     def hand_over(self, slot: Slot, owner: str) -> None:
         """Give a slot made ahead to the machine that will use it."""
@@ -424,9 +438,12 @@ class Slots:
         async with applied.lock:
             now = time.monotonic()
             openings = applied.left(policy, now)
-            if egress.differ(policy, applied.policy):
-                script = egress.change(applied.policy, policy, self._opened, openings)
+            if egress.differ(policy, applied.policy) or not applied.certain:
+                before = applied.policy if applied.certain else None
+                script = egress.change(before, policy, self._opened, openings)
+                applied.certain = False
                 await self._in_slot(entry, lambda: nft.apply(script))
+                applied.certain = True
             if policy != applied.policy:
                 applied.become(policy, now)
 

@@ -34,6 +34,18 @@ def paused(sandbox_id: str) -> Payload:
     return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 410}
 
 
+def not_running(sandbox_id: str, *, paused: bool) -> Payload:
+    """The same two with the statuses of the API, for who asks with its key."""
+    if paused:
+        return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 409}
+    return {"sandboxId": sandbox_id, "message": "The sandbox was not found", "code": 404}
+
+
+def no_key() -> Payload:
+    """The API's key is missing or another one."""
+    return {"code": 401, "message": "the X-API-KEY header is missing or wrong"}
+
+
 def stalled(sandbox_id: str) -> Payload:
     """The sandbox stands still for lack of space on the host. E2B's clients know the status."""
     return {

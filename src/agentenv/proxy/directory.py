@@ -32,9 +32,10 @@ class Directory(Protocol):
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """The running sandbox whose access token made this file signature (e2b's `/files` urls
-        built from a plain sandbox url carry no sandbox id)."""
+        built from a plain sandbox url carry no sandbox id). The id of one that `wakes` for it, unless the
+        signature has expired: what the agent would refuse wakes nobody."""
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
         """For a sandbox without a route: whether it is paused, whether it would wake for traffic or is

@@ -33,15 +33,11 @@ class Exchange(Protocol):
 class Client(Protocol):
     """A client's connection, as its exchange sees it."""
 
-    address: bytes
     stopping: bool
 
     @property
     def full(self) -> bool:
         """Whether more waits to be written than should."""
-
-    def scheme_of(self, head: RequestHead) -> bytes:
-        """`http` or `https`, as the client spoke it."""
 
     def write(self, data: bytes) -> None:
         """Send to the client."""

@@ -20,9 +20,10 @@ from agentenv.errors import InvalidRequest
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.api import ApiExchange
-from agentenv.proxy.directory import Directory, Route
+from agentenv.proxy.directory import Directory
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.forward import request_to_api
+from agentenv.proxy.forwarded import Forwarded
 from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     END,
@@ -35,9 +36,9 @@ from agentenv.proxy.head import (
     parse_request,
     request_body,
 )
+from agentenv.proxy.order import Order, Passage
 from agentenv.proxy.plane import DataPlane
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import Target
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
 
@@ -101,7 +102,8 @@ class Front(asyncio.Protocol):
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._secure = False
-        self._memory = Memory()
+        self._memory: Memory[RequestHead] = Memory()
+        self._order: Order | None = None  # that the last request to a sandbox came to
         self._head = bytearray()  # the next request, as far as its head is not complete
         self._waiting = bytearray()  # what was sent before the exchange under way is over
         self._body: Body | None = None  # of the request under way, until it has all come
@@ -246,13 +248,13 @@ class Front(asyncio.Protocol):
             self._refuse(error)
             return
         try:
-            where = self.plane.resolve(head)
+            where = self.plane.resolve(head, None if self._order is None else self._order.passage)
         except InvalidRequest as error:
             where = answers.of_error(error)
         if where is None:
             self._begin_api(request_to_api(head))
-        elif isinstance(where, tuple):
-            self._begin_relay(head, *where, self._body is not None)
+        elif isinstance(where, Passage):
+            self._begin_relay(where, self._body is not None)
         elif isinstance(where, str):
             self._exchange = Waking(self, self.plane.directory, where, head, self._body is not None)
             self._exchange.start()
@@ -288,8 +290,13 @@ class Front(asyncio.Protocol):
         exchange.request_data(data[:taken], body.done)
         return data[taken:]
 
-    def _begin_relay(self, head: RequestHead, target: Target, route: Route, has_body: bool) -> None:
-        relay = Relay(self, self.plane, self._loop, route, target, head, has_body)
+    def _begin_relay(self, passage: Passage, has_body: bool) -> None:
+        order = self._order
+        if order is None or order.passage is not passage:
+            order = Order(passage, self.address, self.scheme_of(passage.head), has_body)
+            self._order = order
+        kind = Forwarded if passage.target.raw else Relay
+        relay = kind(self, self.plane, self._loop, order)
         self._exchange = relay
         relay.start()
 
@@ -298,11 +305,11 @@ class Front(asyncio.Protocol):
         if self._exchange is not waiting or self._closing:
             return
         where = self.plane.resolve(waiting.head)
-        if not isinstance(where, tuple):
+        if not isinstance(where, Passage):
             gone = answers.not_found(waiting.sandbox_id)
             self.answer(waiting.head, where if isinstance(where, dict) else gone)
             return
-        self._begin_relay(waiting.head, *where, waiting.has_body)
+        self._begin_relay(where, waiting.has_body)
         if self.full and self._exchange is not None:
             self._exchange.client_full(True)
         self.hold_body(False)
@@ -313,7 +320,7 @@ class Front(asyncio.Protocol):
     # What exchanges ask for.
 
     def scheme_of(self, head: RequestHead) -> bytes:
-        """See `Client.scheme_of`. A proxy on this host that ended TLS is believed."""
+        """`http` or `https`, as the client spoke it. A proxy on this host that ended TLS is believed."""
         if self._secure:
             return b"https"
         told = head.noted.get(b"x-forwarded-proto", b"").lower()
@@ -340,6 +347,8 @@ class Front(asyncio.Protocol):
         """See `Client.tunnel`."""
         self._body = UntilClose()
         self._take_waiting()
+        if self._eof and self._exchange is not None and not self._exchange.request_eof():
+            self._close()
 
     def finish(self, keep: bool) -> None:
         """See `Client.finish`."""
@@ -450,12 +459,13 @@ class Front(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def front_protocol(directory: Directory, settings: Settings) -> type[Front]:
+def front_protocol(directory: Directory, settings: Settings, api_key: str = "") -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`, bound to a data plane of its own (`.plane`).
 
     Args:
         directory: the sandboxes.
         settings: the node's.
+        api_key: what forwarding a port takes; without one nobody may.
     """
-    plane = DataPlane(directory, settings)
+    plane = DataPlane(directory, settings, api_key)
     return type("BoundFront", (Front,), {"plane": plane})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from agentenv.proxy.framing import Body, Chunked, Malformed, Sized, UntilClose
 
@@ -102,14 +102,24 @@ class Fields(NamedTuple):
     options: frozenset[bytes]
 
 
-class Memory:
-    """The fields that a connection's last head had: the next one often has the very same."""
+Head = TypeVar("Head", "RequestHead", "AnswerHead")
 
-    __slots__ = ("fields", "lines")
+
+class Memory(Generic[Head]):
+    """A connection's last head, and its fields: the next one often has the very same, or is the same."""
+
+    __slots__ = ("fields", "head", "lines", "raw")
 
     def __init__(self) -> None:
-        self.lines = b""
+        self.raw = self.lines = b""
+        self.head: Head | None = None
         self.fields = Fields(b"", {}, _NONE)
+
+    def keep(self, raw: bytes, head: Head) -> Head:
+        """Remember a whole head, if it is not too long; returns it."""
+        if len(raw) <= REMEMBERED_LIMIT:
+            self.raw, self.head = raw, head
+        return head
 
 
 _NONE: frozenset[bytes] = frozenset()
@@ -117,7 +127,7 @@ _NONE: frozenset[bytes] = frozenset()
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request's head.
+    """A request's head. It is not changed: the same one is given for equal bytes.
 
     `path` is in origin form (or `*`); `host` is the target's, however it was given; `kept` are the
     lines of the fields that a guest may see, each with its line end before it; `noted` are the
@@ -159,7 +169,9 @@ class RequestHead:
 
 @dataclass(slots=True)
 class AnswerHead:
-    """The head of a guest's answer; `start` is the status line without its end, the rest as in requests."""
+    """The head of a guest's answer; `start` is the status line without its end, the rest as in requests.
+
+    It is not changed either."""
 
     start: bytes
     status: int
@@ -174,7 +186,7 @@ def never_a_head(data: bytes | bytearray, start: int = 0) -> bool:
     return _BAD_START.match(data) is not None or _BARE_LF.search(data, start) is not None
 
 
-def parse_request(raw: bytes, memory: Memory | None = None) -> RequestHead:
+def parse_request(raw: bytes, memory: Memory[RequestHead] | None = None) -> RequestHead:
     """Read a head that ends with the line end of its last line (the empty line left out).
 
     Args:
@@ -184,6 +196,8 @@ def parse_request(raw: bytes, memory: Memory | None = None) -> RequestHead:
     Raises:
         Malformed: it cannot be trusted; the subclass tells the status to answer with.
     """
+    if memory is not None and memory.head is not None and raw == memory.raw:
+        return memory.head
     match = _REQUEST_LINE.match(raw)
     if match is None:
         raise Malformed("the request line is malformed")
@@ -202,25 +216,33 @@ def parse_request(raw: bytes, memory: Memory | None = None) -> RequestHead:
         host = authority or host
     if len(host) > HOST_LIMIT:
         raise Malformed("the host is longer than a name can be")
-    return RequestHead(raw, method, path, host, 1 if minor == b"1" else 0, kept, noted, options)
+    head = RequestHead(raw, method, path, host, 1 if minor == b"1" else 0, kept, noted, options)
+    return head if memory is None else memory.keep(raw, head)
 
 
-def parse_answer(raw: bytes, memory: Memory | None = None) -> AnswerHead:
+def parse_answer(raw: bytes, memory: Memory[AnswerHead] | None = None) -> AnswerHead:
     """Read the head of an answer, given as for `parse_request`.
 
     Raises:
         Malformed: it cannot be relayed safely.
     """
+    if memory is not None and memory.head is not None and raw == memory.raw:
+        return memory.head
     match = _STATUS_LINE.match(raw)
     if match is None:
         raise Malformed("the status line is malformed")
     end = match.end()
     kept, noted, options = _fields(raw[end - 2 :], memory, _OF_ANSWERS, _HOP_BY_HOP)
-    return AnswerHead(raw[: end - 2], int(match[2]), 1 if match[1] == b"1" else 0, kept, noted, options)
+    minor = 1 if match[1] == b"1" else 0
+    head = AnswerHead(raw[: end - 2], int(match[2]), minor, kept, noted, options)
+    return head if memory is None else memory.keep(raw, head)
 
 
 def _fields(
-    lines: bytes, memory: Memory | None, find: re.Pattern[bytes], dropped: frozenset[bytes]
+    lines: bytes,
+    memory: Memory[RequestHead] | Memory[AnswerHead] | None,
+    find: re.Pattern[bytes],
+    dropped: frozenset[bytes],
 ) -> Fields:
     if memory is not None and lines == memory.lines:
         return memory.fields

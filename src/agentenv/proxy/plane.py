@@ -11,6 +11,7 @@ from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
+from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
 from agentenv.proxy.upstream import Pool
@@ -31,10 +32,12 @@ class DataPlane:
     Args:
         directory: the sandboxes.
         settings: the node's; the domain is used.
+        api_key: what forwarding a port takes; without one nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings) -> None:
+    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
         self.directory = directory
+        self._api_key = api_key.encode()
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
@@ -85,13 +88,24 @@ class DataPlane:
         """A client's connection is gone, or no longer the front's."""
         self._connections.discard(connection)
 
-    def resolve(self, head: RequestHead) -> tuple[Target, Route] | Payload | str | None:
+    def resolve(self, head: RequestHead, last: Passage | None = None) -> Passage | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
         is that of a sandbox that would run if it were woken.
+
+        Args:
+            head: the request.
+            last: what was the answer to the request before it; the same one again if all of it still holds.
 
         Raises:
             InvalidRequest: it is for a sandbox, but which cannot be told.
         """
+        if (
+            last is not None
+            and last.head is head
+            and not last.fleeting
+            and self.directory.route(last.target.sandbox_id) == last.route
+        ):
+            return last
         where = decide(head, self.domain)
         if where is None:
             return None
@@ -101,18 +115,27 @@ class DataPlane:
             )
             if signer is None:
                 return answers.bad_signature()
-            return Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer
+            if isinstance(signer, str):
+                return signer
+            return Passage(head, Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer, True)
+        if where.raw and not self._has_key(head):
+            return answers.no_key()
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
             if asleep == "wakes":
                 return where.sandbox_id
-            if asleep == "paused" and not where.e2b:
-                return answers.paused(where.sandbox_id)
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
+            if where.raw:
+                return answers.not_running(where.sandbox_id, paused=asleep == "paused")
+            if asleep == "paused" and not where.e2b:
+                return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
-        return refusal(head, where, route) or (where, route)
+        return refusal(head, where, route) or Passage(head, where, route)
+
+    def _has_key(self, head: RequestHead) -> bool:
+        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

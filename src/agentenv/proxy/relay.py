@@ -15,13 +15,12 @@ from agentenv.proxy.answers import Payload
 from agentenv.proxy.dial import dial
 from agentenv.proxy.directory import Route
 from agentenv.proxy.exchange import Client
-from agentenv.proxy.forward import answer_to_client, request_to_guest
+from agentenv.proxy.forward import answer_to_client
 from agentenv.proxy.framing import Body, Malformed, UntilClose
-from agentenv.proxy.head import END, HEAD_LIMIT, AnswerHead, RequestHead, answer_body, parse_answer
-from agentenv.proxy.routing import AGENT_PORT, Target
-from agentenv.proxy.upstream import Key, Pool, Upstream, idle_time
+from agentenv.proxy.head import END, HEAD_LIMIT, AnswerHead, answer_body, parse_answer
+from agentenv.proxy.order import Order
+from agentenv.proxy.upstream import Pool, Upstream, idle_time
 
-_SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 HELD_LIMIT = 64 * 1024  # bytes of a body that are taken before there is a connection for them
 
 
@@ -64,22 +63,15 @@ class Relay:
         client: Client,
         relays: Relays,
         loop: asyncio.AbstractEventLoop,
-        route: Route,
-        target: Target,
-        head: RequestHead,
-        has_body: bool,
+        order: Order,
     ) -> None:
-        self.route = route
         self._client = client
         self._relays = relays
         self._loop = loop
-        self._key = Key(route.sandbox_id, route.generation, target.port)
-        self._head = head
-        self._upgrade = target.port != AGENT_PORT and head.upgrade is not None
-        self._replayable = not has_body and head.method in _SAFE
-        self._request = request_to_guest(
-            head, target.path, client.address, client.scheme_of(head), self._upgrade
-        )
+        self._order = order
+        self._key = order.key
+        self._head = head = order.passage.head
+        self._replayable = order.replayable
         self._keep = head.keep_alive
         self._reusable = head.minor == 1
 
@@ -156,7 +148,7 @@ class Relay:
         if dispatched:
             self._client.reset()
         else:
-            self._client.answer(self._head, answers.not_found(self.route.sandbox_id))
+            self._client.answer(self._head, self._gone())
 
     # The connection to the guest.
 
@@ -164,25 +156,33 @@ class Relay:
         self._dialing = self._loop.create_task(self._dialled())
 
     async def _dialled(self) -> None:
-        upstream = await dial(self.route, self._key.port, self._relays.current)
+        route = self._order.passage.route
+        upstream = await dial(route, self._key.port, self._relays.current)
         self._dialing = None
         if upstream is not None:
             self._attach(upstream)
             return
-        sandbox_id, port = self.route.sandbox_id, self._key.port
-        current = self._relays.current(self.route)
-        self._fail(answers.port_closed(sandbox_id, port) if current else answers.not_found(sandbox_id))
+        port = self._key.port
+        current = self._relays.current(route)
+        self._fail(answers.port_closed(route.sandbox_id, port) if current else self._gone())
+
+    def _gone(self) -> Payload:
+        return answers.not_found(self._key.sandbox_id)
 
     def _attach(self, upstream: Upstream) -> None:
         self._upstream = upstream
         upstream.user = self
-        upstream.transport.write(self._request)
+        self._open(upstream)
         if self._held is not None:
             upstream.transport.writelines(self._held)
             self._held = None
             self._client.hold_body(False)
         if self._client.full:
             upstream.transport.pause_reading()
+
+    def _open(self, upstream: Upstream) -> None:
+        """Say to a new connection what it is for."""
+        upstream.transport.write(self._order.request)
 
     def upstream_full(self, full: bool) -> None:
         """See `User.upstream_full`."""
@@ -270,18 +270,21 @@ class Relay:
 
     def _pass_interim(self, answer: AnswerHead, raw: bytes, rest: bytes) -> bytes:
         switching = answer.status == 101
-        if switching and not (self._upgrade and self._request_done):
+        if switching and not (self._order.upgrade and self._request_done):
             raise Malformed("it changes the protocol without having been asked")
         if switching or self._head.minor == 1:
             self._send(answer_to_client(answer, raw, False))
         if not switching:
             return rest
-        self._tunnel = True
-        self._request_done = False
         if rest:
             self._client.write(rest)
-        self._client.tunnel()
+        self._begin_tunnel()
         return b""
+
+    def _begin_tunnel(self) -> None:
+        self._tunnel = True
+        self._request_done = False
+        self._client.tunnel()
 
     def _pass_body(self, data: bytes, before: bytes) -> None:
         """Send on what of the data belongs to the body, in one write with `before`; the rest is dropped."""
@@ -332,7 +335,7 @@ class Relay:
             self._end()
             self._client.reset()
         else:
-            self._fail(answers.no_answer(self.route.sandbox_id, self._key.port, reason))
+            self._fail(answers.no_answer(self._key.sandbox_id, self._key.port, reason))
 
     def _end(self) -> None:
         """Let go of everything."""

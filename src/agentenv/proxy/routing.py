@@ -1,7 +1,8 @@
 """Which sandbox and port a request is for: a pure function of its head and the node's domain.
 
 Order: the host `{port}-{sandbox}.{domain}`; else a pair of headers, at any other host; else a file
-URL with a signature and no sandbox; else the request is the API's.
+URL with a signature and no sandbox; else the wish to be connected to a port; else the request is the
+API's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ INTERNAL_PATHS = frozenset(
     {b"init", b"forward", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"}
 )
 
+FORWARD_PROTOCOL = b"tcp"
+
 _UNTOLD = (None, None)
+_FORWARD = re.compile(rb"/sandboxes/([0-9A-Za-z_-]{1,128})/forward")
 _LABEL = re.compile(rb"([0-9]+)-([0-9a-z][0-9a-z-]*)")
 _SANDBOX = re.compile(rb"[\x21-\x7e]{1,128}")
 _PORT = re.compile(rb"[0-9]{1,5}")
@@ -33,13 +37,15 @@ class Target(NamedTuple):
     """A port of a sandbox, and the path to ask for there.
 
     `e2b` is false when AgentENV's own headers named the sandbox: its clients expect other statuses
-    for a sandbox that is paused.
+    for a sandbox that is paused. `raw` is the wish that the connection becomes one to the port, byte for
+    byte; there is no path then.
     """
 
     sandbox_id: str
     port: int
     path: bytes
     e2b: bool
+    raw: bool = False
 
 
 class Signed(NamedTuple):
@@ -76,7 +82,7 @@ def decide(head: RequestHead, domain: str) -> Target | Signed | None:
         )
     if b"signature=" in head.path:
         return _from_signature(head)
-    return None
+    return _to_forward(head) if b"/forward" in head.path else None
 
 
 @lru_cache(maxsize=1024)
@@ -151,6 +157,20 @@ def _from_signature(head: RequestHead) -> Signed | None:
     return Signed(
         values.get("path", [""])[-1], operation, username, values["signature"][-1], expiration, head.path
     )
+
+
+def _to_forward(head: RequestHead) -> Target | None:
+    """`GET /sandboxes/{id}/forward?port=N` with `Upgrade: tcp`."""
+    path, _, query = head.path.partition(b"?")
+    match = _FORWARD.fullmatch(path)
+    if match is None:
+        return None
+    port = _port(query.removeprefix(b"port="))
+    if head.method != b"GET" or (head.upgrade or b"").lower() != FORWARD_PROTOCOL:
+        raise InvalidRequest("a port is forwarded by GET", remedy="send Connection: Upgrade and Upgrade: tcp")
+    if port == AGENT_PORT:
+        raise InvalidRequest(f"port {AGENT_PORT} is the agent's: it is reached by HTTP alone")
+    return Target(match[1].decode(), port, b"", False, raw=True)
 
 
 def is_internal(path: bytes) -> bool:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
-from agentenv.proxy.head import Memory
+from agentenv.proxy.head import AnswerHead, Memory
 from agentenv.proxy.routing import AGENT_PORT
 
 AGENT_IDLE_S = 60.0  # the agent keeps idle connections for longer than this
@@ -53,7 +53,7 @@ class Upstream(asyncio.Protocol):
     def __init__(self, key: Key) -> None:
         self.key = key
         self.user: User | None = None
-        self.memory = Memory()
+        self.memory: Memory[AnswerHead] = Memory()
         self.idle_until = 0.0
         self._poll = select.poll()
 

@@ -72,6 +72,7 @@ class Creating:
             traffic_token=None if request.network.public else secrets.token_hex(32),
             lifecycle=request.lifecycle,
             network=request.network,
+            limits=request.limits,
             boot_id=self._core.boot_id,
         )
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -138,6 +139,7 @@ class Launcher:
                     live.machine = await self.hypervisor.restore(
                         spec, saved, fingerprint=snapshot.fingerprint
                     )
+            await self._limit(live, phases)
             with phases("run"):
                 await live.machine.run()
         else:
@@ -145,6 +147,7 @@ class Launcher:
                 pass
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
+            await self._limit(live, phases)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -173,7 +176,7 @@ class Launcher:
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
             async with self._rules(live, pooled.slot, phases):
-                pass
+                await self._limit(live, phases)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -198,6 +201,23 @@ class Launcher:
         finally:
             await asyncio.gather(applying, return_exceptions=True)
         applying.result()
+
+    async def limit(self, live: Live, limits: Limits) -> None:
+        """Put limits in force, whatever there was before.
+
+        Raises:
+            HostFault: they cannot be; some of them may be in force.
+        """
+        if live.slot is not None:
+            await self.slots.limit(live.slot, limits.network)
+        if live.machine is not None:
+            await live.machine.limit_disk(limits.disk)
+
+    async def _limit(self, live: Live, phases: Phases) -> None:
+        """The same by the record, for a machine that is new: there is nothing to lift."""
+        if live.record.limits:
+            with phases("limits"):
+                await self.limit(live, live.record.limits)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.

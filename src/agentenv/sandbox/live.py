@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agentenv.errors import Conflict
 from agentenv.network.slot import Slot
+from agentenv.proxy.directory import Route
 from agentenv.sandbox.records import Sandbox
 from agentenv.snapshot.holds import Hold
 from agentenv.vmm.machine import Machine
@@ -16,6 +17,15 @@ from agentenv.vmm.machine import Machine
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class KnownRoute(NamedTuple):
+    """Where a sandbox is reached as long as these are what they were. They are not changed but replaced."""
+
+    record: Sandbox
+    slot: Slot | None
+    stalled: str | None
+    route: Route | None
 
 
 class Live:
@@ -27,6 +37,7 @@ class Live:
         self.slot = slot
         self.holds: dict[str, Hold] = {}
         self.stalled: str | None = None  # why its hypervisor stopped it, until it goes on
+        self.known_route: KnownRoute | None = None
         self.active_at = 0.0  # when it was last asked for something, by the monotonic clock
         self.failed_pauses = 0  # in a row
         self.rules = asyncio.Lock()  # held while its network rules are changed

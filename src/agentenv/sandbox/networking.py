@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from agentenv.errors import HostFault
+from agentenv.network.slot import Slot
 from agentenv.sandbox.core import Core
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.records import Network
@@ -35,16 +36,25 @@ class Networking:
 
     async def _apply(self, live: Live, before: Network) -> None:
         """Have what is on record in force; at once, or with its next start where it has none now."""
-        while live.slot is not None:
+        while (slot := live.slot) is not None:
             try:
-                await self._core.launcher.slots.apply(live.slot, live.record.network.policy)
+                await self._core.launcher.slots.apply(slot, live.record.network.policy)
                 return
             except HostFault:
                 if live.record.state in REACHABLE:
-                    self._commit(live, before)
+                    await self._go_back(live, slot, before)
                     raise
             # It was about to be paused: see what came of that.
             live, _ = await self._core.turn(live.record.id, Operation.NETWORK)
+
+    async def _go_back(self, live: Live, slot: Slot, before: Network) -> None:
+        self._commit(live, before)
+        try:
+            await self._core.launcher.slots.apply(
+                slot, before.policy
+            )  # it may have been changed all the same
+        except HostFault as error:  # the caller hears what went wrong first
+            log.error("sandbox %s: its network rules are not certain: %s", live.record.id, error)
 
     def _commit(self, live: Live, network: Network) -> None:
         self._core.commit(live, replace(live.record, network=network))

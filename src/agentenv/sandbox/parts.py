@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from agentenv.limits import NetworkLimits
 from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
 from agentenv.snapshot.records import Start
@@ -26,6 +27,13 @@ class Slots(Protocol):
 
     async def release(self, slot: Slot) -> None:
         """Take a slot back. Nothing of its owner's is reachable through it afterwards."""
+
+    async def limit(self, slot: Slot, limits: NetworkLimits) -> None:
+        """Limit the traffic of a slot from now on; the limits go with it.
+
+        Raises:
+            HostFault: they cannot be set.
+        """
 
     @property
     def free(self) -> int:

@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from agentenv.limits import NONE, Limits
 from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
@@ -100,6 +101,7 @@ class Sandbox:
     traffic_token: str | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     network: Network = field(default_factory=Network)
+    limits: Limits = NONE
     guest: GuestSettings = field(default_factory=GuestSettings)
     machine_id: str = ""
     snapshot: str | None = None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
 from agentenv.proxy.directory import Asleep, Route
-from agentenv.sandbox.live import Live
+from agentenv.sandbox.live import KnownRoute, Live
 from agentenv.sandbox.records import Claim, Records, Sandbox
 from agentenv.sandbox.transitions import (
     ENDS,
@@ -172,21 +172,33 @@ class Registry:
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         given = signature.encode(errors="replace")
         for live in self:
-            token = live.record.access_token
-            if token is None or (route := route_of(live)) is None:
+            token, route = live.record.access_token, route_of(live)
+            if token is None or (route is None and self.asleep(live.record.id) != "wakes"):
                 continue
             expected = file_signature(path, operation, username, token, expiration)
             if hmac.compare_digest(expected.encode(), given):
-                return route
+                return route or (None if has_expired(expiration) else live.record.id)
         return None
 
 
 def route_of(live: Live) -> Route | None:
-    """Where a sandbox is reached now, if it is."""
+    """Where a sandbox is reached now, if it is. It is asked for with each request, and seldom changes."""
+    known = live.known_route
+    if (
+        known is None
+        or known.record is not live.record
+        or known.slot is not live.slot
+        or known.stalled != live.stalled
+    ):
+        known = live.known_route = KnownRoute(live.record, live.slot, live.stalled, _route_of(live))
+    return known.route
+
+
+def _route_of(live: Live) -> Route | None:
     record = live.record
     if record.state not in REACHABLE or live.slot is None or live.stalled is not None:
         return None
@@ -198,6 +210,11 @@ def route_of(live: Live) -> Route | None:
         traffic_token=record.traffic_token,
         public=record.network.public,
     )
+
+
+def has_expired(expiration: str | None) -> bool:
+    """Whether a file URL that was good until then, in seconds since the epoch, is no longer."""
+    return expiration is not None and not (expiration.isdecimal() and int(expiration) >= time.time())
 
 
 def file_signature(path: str, operation: str, username: str, token: str, expiration: str | None) -> str:

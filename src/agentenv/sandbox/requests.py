@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotImplementedYet
+from agentenv.limits import NONE, Limits
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
@@ -28,6 +29,7 @@ class NewSandbox:
     secure: bool = True
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     network: Network = field(default_factory=Network)
+    limits: Limits = NONE
 
 
 def refuse_unsupported(request: NewSandbox) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError
+from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Route
 from agentenv.records.database import Database
@@ -28,6 +29,7 @@ from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.ending import Ending
 from agentenv.sandbox.forking import Child, Forking, Results
 from agentenv.sandbox.launch import AgentClient, Launcher
+from agentenv.sandbox.limiting import Limiting
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.networking import Networking
@@ -129,6 +131,7 @@ class Sandboxes:
         self._resuming = Resuming(self._core)
         self._checkpointing = Checkpointing(self._core)
         self._forking = Forking(self._core, self._creating, self._checkpointing)
+        self._limiting = Limiting(self._core)
         self._networking = Networking(self._core)
         self._refreshing = Refreshing(self._core, self._checkpointing, self._resuming)
         self._relief = Relief(self._core, self._refreshing, self._pausing, Policy.of(settings))
@@ -169,6 +172,7 @@ class Sandboxes:
                 set_paused_end(core, live)
             else:
                 core.expiry.set(live.record.id, live.record.end_at)
+        await self._limiting.enforce_all()
         drop_orphans(self.snapshots, [each.record for each in adopted])
         core.collect_soon()
         core.prune()
@@ -257,7 +261,7 @@ class Sandboxes:
 
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
-    ) -> Route | None:
+    ) -> Route | str | None:
         """See proxy.directory.Directory."""
         return self._all.by_signature(path, operation, username, signature, expiration)
 
@@ -314,6 +318,15 @@ class Sandboxes:
             Conflict: it runs.
         """
         return await self._resuming.connect(sandbox_id, timeout_s, must_be_paused=True)
+
+    async def set_limits(self, sandbox_id: str, limits: Limits) -> None:
+        """Have other limits on a sandbox's network and disk in force when this returns; on those of a paused
+        one when it is resumed.
+
+        Raises:
+            NotFound, Conflict: as for `kill`. HostFault: they cannot be; it has those of before.
+        """
+        await self._limiting.change(sandbox_id, limits)
 
     async def refresh(self, sandbox_id: str, duration_s: int) -> None:
         """Let the sandbox live for at least `duration_s` seconds from now."""

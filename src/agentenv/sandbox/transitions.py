@@ -38,6 +38,7 @@ class Operation(StrEnum):
     FORK = "fork"
     ROLLBACK = "rollback"
     REFRESH = "refresh"
+    LIMIT = "limit"
     NETWORK = "network"
 
 
@@ -179,6 +180,18 @@ TRANSITIONS: dict[Operation, dict[State, Verdict]] = {
         S.RUNNING: Enter(S.CHECKPOINTING),
         S.PAUSING: Wait(),
         S.PAUSED: Refuse(Conflict, "is paused: it holds no memory"),
+        S.RESUMING: Wait(),
+        S.CHECKPOINTING: Wait(),
+        S.FORKING: Wait(),
+        S.KILLING: _ENDING,
+        S.KILLED: _GONE,
+        S.FAILED: _GONE,
+    },
+    Operation.LIMIT: {
+        S.CREATING: Wait(),
+        S.RUNNING: Stay(),
+        S.PAUSING: Wait(),
+        S.PAUSED: Stay(),  # in force when it is resumed
         S.RESUMING: Wait(),
         S.CHECKPOINTING: Wait(),
         S.FORKING: Wait(),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentenv.errors import Conflict
+from agentenv.limits import DiskLimits
 from agentenv.vmm.stored import map_of
 
 
@@ -163,6 +164,14 @@ class Machine(Protocol):
             Conflict: the machine runs. StoreFull, StoreFault: the files cannot be written.
             StoreCorrupt: the flat memory file that the machine came from cannot be read any more.
             HostFault: the machine is gone, or the hypervisor refused.
+        """
+
+    async def limit_disk(self, limits: DiskLimits) -> None:
+        """Have all disks together no faster than that from now on, in the place of earlier limits. A machine
+        that was just launched has none.
+
+        Raises:
+            HostFault: the machine is gone.
         """
 
     async def wait(self) -> Exit:

@@ -244,6 +244,36 @@ async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncCli
     assert not {"network", "allowInternetAccess"} & set(plain)
 
 
+async def test_limits_are_taken_shown_and_replaced(client: httpx.AsyncClient) -> None:
+    limits = {"network": {"rxBytesPerSecond": 1 << 20}, "disk": {"iops": 100, "burstOperations": 200}}
+    path = f"/sandboxes/{(await create(client, limits=limits))['sandboxID']}"
+    assert (await client.get(path)).json()["limits"] == limits
+    assert (await client.put(f"{path}/limits", json={"disk": {"iops": 50}})).status_code == 204
+    assert (await client.get(path)).json()["limits"] == {"disk": {"iops": 50}}
+    assert (await client.put(f"{path}/limits", json={})).status_code == 204
+    assert "limits" not in (await client.get(path)).json()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"network": {"rxBytesPerSecond": 5}},
+        {"network": {"rxBytesPerSecond": -1}},
+        {"network": {"rxBytesPerSecond": "1M"}},
+        {"network": {"rxBytesPerSecond": 1.5}},
+        {"network": {"bytesPerSecond": 1 << 20}},
+        {"disk": {"burstBytes": 1 << 30}},
+        {"memory": {}},
+        [],
+    ],
+)
+async def test_limits_that_cannot_be(client: httpx.AsyncClient, limits: Any) -> None:
+    refused = await client.post("/v2/sandboxes", json={"templateID": "base", "limits": limits})
+    assert_fault(refused, 400, "limits")
+    path = f"/sandboxes/{(await create(client))['sandboxID']}/limits"
+    assert_fault(await client.put(path, json=limits), 400)
+
+
 @pytest.mark.parametrize(
     "name", ["ix", "x" * 5000, "%00", "a%2Fb", "..%2F..", "%F0%9F%92%A9", "%ff", "a;b'\""]
 )
@@ -255,6 +285,7 @@ async def test_unknown_ids_are_404_everywhere(client: httpx.AsyncClient, name: s
         ("POST", "/refreshes", {"duration": 10}),
         ("POST", "/connect", {"timeout": 10}),
         ("POST", "/pause", None),
+        ("PUT", "/limits", {}),
     ]:
         assert_fault(await client.request(method, f"/sandboxes/{name}{path}", json=body), 404)
 

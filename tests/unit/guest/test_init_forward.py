@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from agentenv.guest import forward
+from agentenv.guest import forward, loop
 from support.core_agent import core_agent
 
 
@@ -71,6 +71,19 @@ def test_relay(url: str, echo: tuple[int, list[bytes]]) -> None:
             sender.join()
         assert back == data + b"bye"
     assert b"".join(said) == data * 2
+
+
+def test_no_part_waits_for_the_one_before_to_be_acknowledged() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = socket.create_connection(listener.getsockname())
+
+        async def make() -> None:
+            endpoint = forward.Endpoint(connection)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            endpoint.close()
+
+        loop.run(make())
+    assert connection.fileno() == -1
 
 
 def test_the_relay_goes_when_its_service_does(url: str) -> None:

@@ -101,18 +101,20 @@ def test_what_a_guest_chooses_is_never_part_of_a_script() -> None:
 
 
 def test_openings_are_found_in_what_nft_lists() -> None:
+    other = {"val": "192.0.2.2", "timeout": 60, "expires": 42, "comment": "other.test"}
     element = {"val": "192.0.2.1", "timeout": 60, "expires": 42, "comment": "a.example.com"}
     lasting = {**element, "expires": 80000}
     listed = egress.listed(
         {
             "nftables": [
                 {"metainfo": {}},
-                {"set": {"name": "named4", "elem": [{"elem": element}]}},
+                {"set": {"name": "named4", "elem": [{"elem": element}, {"elem": other}]}},
                 {"set": {"name": "lasting4", "elem": [{"elem": lasting}]}},
                 {"set": {"name": "named6"}},
                 {"set": {"name": "another", "elem": ["192.0.2.9"]}},
             ]
-        }
+        },
+        NAMED,
     )
     assert listed == [Opening(IPv4Address("192.0.2.1"), "a.example.com", 42, 80000)]
 

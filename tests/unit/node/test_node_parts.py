@@ -100,6 +100,16 @@ def test_a_starter_that_went_away_does_not_matter() -> None:
         os.fstat(theirs)
 
 
+@pytest.mark.parametrize(("soft", "hard", "then"), [(256, 4096, 4096), (4096, 4096, 4096)])
+def test_a_node_may_open_many_files(soft: int, hard: int, then: int) -> None:
+    code = (
+        f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard})); "
+        "from agentenv import node; node.raise_descriptor_limit(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.split() == [str(then), str(hard)]
+
+
 async def test_signals_are_only_recorded() -> None:
     with node._signals() as stop:
         assert not stop.is_set()

@@ -11,7 +11,7 @@ import uvloop
 
 from agentenv.config import Settings
 from agentenv.proxy.front import front_protocol
-from support.front_node import Node, QuietServer, Sandboxes, api
+from support.front_node import API_KEY, Node, QuietServer, Sandboxes, api
 
 
 def pytest_asyncio_loop_factories(
@@ -23,7 +23,7 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     sandboxes = Sandboxes()
-    front = front_protocol(sandboxes, Settings(domain="box.test:8000"))
+    front = front_protocol(sandboxes, Settings(domain="box.test:8000"), API_KEY)
     config = uvicorn.Config(
         api, host="127.0.0.1", port=0, http=front, ws="websockets-sansio", lifespan="off", log_config=None
     )

@@ -390,7 +390,7 @@ async def test_a_guest_that_closes_its_half_is_still_sent_to(node: Node) -> None
 
 async def test_no_upgrade_on_the_agents_port(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     port = await node.guest(hello)
-    monkeypatch.setattr("agentenv.proxy.relay.AGENT_PORT", port)
+    monkeypatch.setattr("agentenv.proxy.order.AGENT_PORT", port)
     node.sandboxes.add("abc")
     async with node.client() as (reader, writer):
         writer.write(head_for("abc", port, "/", "GET", "Connection: Upgrade", "Upgrade: h2c"))

@@ -164,6 +164,11 @@ async def test_a_signed_url_finds_its_sandbox(node: Node, monkeypatch: pytest.Mo
         answer = await client.get("/files?path=/a&signature=v1_good&signature_expiration=99")
         assert (answer.status_code, answer.text) == (200, "ok")
         assert node.sandboxes.asked == [("/a", "read", "", "v1_good", "99")]
+        asked = len(node.sandboxes.asked)
+        del node.sandboxes.signatures["v1_good"]  # as when its time is over
+        answer = await client.get("/files?path=/a&signature=v1_good&signature_expiration=99")
+        assert answer.status_code == 401
+        assert len(node.sandboxes.asked) == asked + 1
         answer = await client.post("/files?path=/a&username=root&signature=v1_bad", content=b"x")
         assert answer.status_code == 401
         assert node.sandboxes.asked[-1] == ("/a", "write", "root", "v1_bad", None)

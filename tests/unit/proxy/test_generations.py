@@ -53,6 +53,29 @@ async def test_never_for_another_generation_or_sandbox(node: Node) -> None:
     assert guest.requests == [1, 1, 1]
 
 
+async def test_the_very_same_request_goes_by_the_route_in_force(node: Node) -> None:
+    guest = Counting()
+    port = await node.guest(guest)
+    async with node.client() as (reader, writer):
+
+        async def again() -> int:
+            writer.write(head_for("abc", port))
+            return (await read_answer(reader))[0]
+
+        node.sandboxes.add("abc")
+        assert [await again() for _ in range(3)] == [200, 200, 200]
+        node.sandboxes.add("abc", 2)
+        assert [await again() for _ in range(2)] == [200, 200]
+        assert guest.requests == [3, 2]
+        node.sandboxes.add("abc", 2, public=False, token="sesame")
+        assert [await again() for _ in range(2)] == [403, 403]
+        node.sandboxes.add("abc", 2)
+        assert await again() == 200
+        del node.sandboxes.routes["abc"]
+        assert [await again() for _ in range(2)] == [502, 502]
+        assert guest.requests == [3, 3]
+
+
 async def test_the_end_closes_idle_connections(node: Node) -> None:
     guest = Counting()
     port = await node.guest(guest)

@@ -8,8 +8,10 @@ from agentenv.proxy.forward import answer_to_client, request_to_api, request_to_
 from agentenv.proxy.framing import Chunked, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     REMEMBERED_LIMIT,
+    AnswerHead,
     CodingRefused,
     Memory,
+    RequestHead,
     VersionRefused,
     answer_body,
     parse_answer,
@@ -157,7 +159,7 @@ def test_answers_that_could_be_read_in_two_ways_are_refused(raw: bytes) -> None:
 
 
 def test_a_connections_memory_changes_nothing() -> None:
-    memory = Memory()
+    memory: Memory[RequestHead] = Memory()
     fields = ("Host: a", "E2b-Sandbox-Id: abc", "Connection: x", "X: y", "Content-Length: 3")
     heads = [
         lines("POST /1 HTTP/1.1", *fields),
@@ -168,7 +170,9 @@ def test_a_connections_memory_changes_nothing() -> None:
         lines("GET / HTTP/1.0"),
     ]
     for raw in (heads[at] for at in (0, 0, 1, 0, 2, 2, 0, 3, 3, 4, 4, 3, 5, 5, 0)):
-        assert parse_request(raw, memory) == parse_request(raw)
+        head = parse_request(raw, memory)
+        assert head == parse_request(raw)
+        assert (parse_request(raw, memory) is head) == (len(raw) <= REMEMBERED_LIMIT)
     for bad in (fields + fields[-1:], (*fields, "Z : z"), (*fields, "Z: a\nb"), (*fields, " folded"), ("",)):
         for _ in range(2):  # what was refused is not remembered
             with pytest.raises(Malformed):
@@ -177,7 +181,7 @@ def test_a_connections_memory_changes_nothing() -> None:
 
 
 def test_equal_fields_of_different_answers() -> None:
-    memory = Memory()
+    memory: Memory[AnswerHead] = Memory()
     for start in ("HTTP/1.1 200 OK", "HTTP/1.1 404 Not Found", "HTTP/1.0 200 OK"):
         for fields in (("Content-Length: 3",), ("Content-Length: 3",), ("Connection: close", "X: y"), ()):
             raw = lines(start, *fields)

@@ -6,7 +6,12 @@ import asyncio
 import json
 
 import pytest
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
+from agentenv.proxy.front import Front
+from agentenv.proxy.waking import Waking
 from support.front_node import Node, head_for, read_answer, read_head
 
 
@@ -62,6 +67,102 @@ async def test_what_comes_meanwhile_is_kept_in_order(node: Node) -> None:
         wake(node)
         assert (await read_answer(reader))[::2] == (200, b"abcdef")
         assert (await read_answer(reader))[::2] == (200, b"")
+
+
+@pytest.mark.parametrize("way", ["host", "headers", "own headers", "signature"])
+async def test_whatever_names_the_sandbox_wakes_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    port = await node.guest(echo)
+    monkeypatch.setattr("agentenv.proxy.plane.AGENT_PORT", port)  # where signed requests go
+    node.sandboxes.sleepers["abc"] = "wakes"
+    node.sandboxes.signatures["v1_x"] = "abc"
+    fields = {
+        "host": f"Host: {port}-abc.box.test:8000",
+        "headers": f"Host: a\r\nE2b-Sandbox-Id: abc\r\nE2b-Sandbox-Port: {port}",
+        "own headers": f"Host: a\r\nx-agentenv-sandbox-id: abc\r\nx-agentenv-target-port: {port}",
+        "signature": "Host: a",
+    }[way]
+    async with node.client() as (reader, writer):
+        path = "/files?path=/a&signature=v1_x" if way == "signature" else "/"
+        writer.write(f"POST {path} HTTP/1.1\r\n{fields}\r\nContent-Length: 3\r\n\r\nabc".encode())
+        await asked(node)
+        wake(node)
+        assert (await read_answer(reader))[::2] == (200, b"abc")
+    assert node.sandboxes.woken == ["abc"]
+
+
+async def test_a_websocket_wakes_it(node: Node) -> None:
+    async def serve_echo(connection: ServerConnection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    node.sandboxes.sleepers["abc"] = "wakes"
+    chat = Subprotocol("chat.v1")
+    async with serve(serve_echo, "127.0.0.1", 0, subprotocols=[chat]) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        waking = asyncio.create_task(asked(node))
+        waking.add_done_callback(lambda _: wake(node))
+        routing = {"E2b-Sandbox-Id": "abc", "E2b-Sandbox-Port": str(port)}
+        async with connect_websocket(
+            f"ws://127.0.0.1:{node.port}/ws", subprotocols=[chat], additional_headers=routing
+        ) as client:
+            assert client.subprotocol == "chat.v1"
+            await client.send("awake")
+            assert await client.recv() == "awake"
+        await waking
+
+
+async def test_of_a_body_no_more_is_kept_than_came_at_once(node: Node) -> None:
+    size = 64 << 20
+    counted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        left = size
+        while left:
+            left -= len(await reader.read(1 << 20))
+        counted.set_result(size)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    port = await node.guest(guest)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", port, "/", "POST", f"Content-Length: {size}"))
+
+        async def send() -> None:
+            for _ in range(size >> 20):
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+
+        sending = asyncio.create_task(send())
+        await asked(node)
+        await asyncio.sleep(0.1)  # what could be read would have been
+        assert not sending.done()
+        [front] = node.plane._connections
+        assert isinstance(front, Front) and isinstance(front._exchange, Waking)
+        assert sum(len(data) for data, _ in front._exchange.kept) + len(front._waiting) <= 1 << 20
+        wake(node)
+        assert (await read_answer(reader))[2] == b"ok"
+        await sending
+        assert await counted == size
+
+
+async def test_many_requests_wait_together(node: Node) -> None:
+    port = await node.guest(echo)
+    node.sandboxes.sleepers["abc"] = "wakes"
+
+    async def one(number: int) -> bytes:
+        async with node.client() as (reader, writer):
+            body = b"%d" % number
+            writer.write(head_for("abc", port, "/", "POST", f"Content-Length: {len(body)}") + body)
+            return (await read_answer(reader))[2]
+
+    answers = [asyncio.create_task(one(number)) for number in range(50)]
+    while len(node.sandboxes.woken) < 50:
+        await asyncio.sleep(0.001)
+    wake(node)
+    assert await asyncio.gather(*answers) == [b"%d" % number for number in range(50)]
 
 
 async def test_one_that_stands_still_is_told_apart(node: Node) -> None:

@@ -231,6 +231,7 @@ async def test_a_private_sandbox_has_a_traffic_token(node: MemoryNode) -> None:
     assert route is not None
     assert (route.public, route.traffic_token) == (False, sandbox.traffic_token)
     assert sandbox.traffic_token
+    assert node.service.route(sandbox.id) is route  # nothing changed
 
 
 # Idempotency keys

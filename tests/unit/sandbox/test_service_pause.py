@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from agentenv.sandbox.admission import OVERHEAD_MIB, Need
 from agentenv.sandbox.listing import Query
 from agentenv.sandbox.pausing import GuestUnresponsive
 from agentenv.sandbox.records import Lifecycle, Sandbox
+from agentenv.sandbox.registry import file_signature
 from agentenv.sandbox.service import RETRY_S
 from agentenv.sandbox.transitions import State
 from agentenv.vmm.machine import Incompatible
@@ -390,9 +392,29 @@ async def test_traffic_wakes_it_where_that_was_wished(node: MemoryNode, sandbox:
         assert node.service.asleep(each.id) is None
         await paused(node, each)
     assert (node.service.asleep(eager.id), node.service.asleep(sandbox.id)) == ("wakes", "paused")
-    await asyncio.gather(*(node.service.wake(eager.id) for _ in range(5)))
+    node.steps.passed.clear()
+    await asyncio.gather(*(node.service.wake(eager.id) for _ in range(50)))
     assert node.service.route(eager.id) is not None
+    assert node.service.get(eager.id).generation == 2  # one resume for them all
+    assert node.steps.passed.count("restore") == 1
     await node.service.wake("iunknown")  # no more than a line in the log
+
+
+async def test_a_signature_wakes_only_whom_traffic_wakes_and_while_it_is_good(
+    node: MemoryNode, sandbox: Sandbox
+) -> None:
+    eager = (await node.service.create(wanted(lifecycle=Lifecycle("pause", auto_resume=True)))).sandbox
+
+    def signer(of: Sandbox, expiration: str | None) -> object:
+        signature = file_signature("/a", "read", "user", of.access_token or "", expiration)
+        return node.service.by_signature("/a", "read", "user", signature, expiration)
+
+    for each in (eager, sandbox):
+        await paused(node, each)
+    for good in (None, str(int(time.time()) + 100)):
+        assert (signer(eager, good), signer(sandbox, good)) == (eager.id, None)
+    for bad in (str(int(time.time()) - 1), "soon", ""):
+        assert signer(eager, bad) is None
 
 
 # Second lives

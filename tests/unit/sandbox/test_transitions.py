@@ -37,6 +37,7 @@ checkpoint  w        checkpointing w       -        w        w             w    
 fork        w        forking       w       -        w        w             w       N       N      N
 rollback    w        resuming      w       resuming w        w             w       N       N      N
 refresh     w        checkpointing w       C        w        w             w       N       N      N
+limit       w        -             w       -        w        w             w       N       N      N
 network     w        -             w       -        w        -             -       N       N      N
 """
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.errors import AenvError, Conflict, HostFault
+from agentenv.limits import DiskLimits
 from agentenv.vmm.console import Console
 from agentenv.vmm.machine import Capture, Exit, MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
-from agentenv.vmm.qemu import overlay
+from agentenv.vmm.qemu import overlay, throttle
 from agentenv.vmm.qemu.capture import capture
 from agentenv.vmm.qemu.lineage import Lineage
 from agentenv.vmm.qemu.qmp import Qmp
@@ -104,6 +105,10 @@ class QemuMachine:
     async def capture(self, into: Path, *, final: bool) -> Capture:
         """Write the state of the stopped machine to `into`; see the protocol. Goes on when cancelled."""
         return await settled(self._capture(into, final))
+
+    async def limit_disk(self, limits: DiskLimits) -> None:
+        """Limit all disks together; see the protocol."""
+        await self.qmp.together(*throttle.commands(limits))
 
     async def wait(self) -> Exit:
         """Return when the process is gone.

@@ -15,11 +15,8 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault
-<<<<<<< HEAD
-from agentenv.network.denied import denied
-=======
 from agentenv.limits import DiskLimits, NetworkLimits
->>>>>>> egress
+from agentenv.network.denied import denied
 from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.servers import OwnServers
 from agentenv.network.slot import Slot

@@ -168,13 +168,8 @@ def repair(
     with inside(wiring.namespace), Rtnetlink() as own:
         if own.link(nft.TAP) is None:
             return None
-<<<<<<< HEAD
-        openings = egress.listed(nft.ruleset()) if policy.allow_names else []
-        _set_sysctls(ipv6=wiring.ipv6 is not None)
-=======
         openings = egress.listed(nft.ruleset(), policy) if policy.allow_names else []
-        _set_sysctls()
->>>>>>> egress
+        _set_sysctls(ipv6=wiring.ipv6 is not None)
         if own.link(nft.UPLINK) is None or host.link(wiring.name) is None:
             _delete_link(host, wiring.name)
             _make_veth(wiring, host)

@@ -180,6 +180,7 @@ class NetHost:
             tap = open_tap(slot.tap)
         with namespace.inside(place):
             device = open_tap("eth0")
+            Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
             run("ip", "link", "set", "lo", "up")
             run("ip", "link", "set", "eth0", "address", GUEST_MAC, "up")
             run("ip", "addr", "add", f"{GUEST_ADDRESS}/30", "dev", "eth0")

@@ -212,9 +212,9 @@ def _new_namespace(path: Path) -> Iterator[None]:
 
 def _set_sysctls(*, ipv6: bool) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    for scope in ("all", "default"):
+    for scope in (nft.TAP, nft.UPLINK, "default", "all"):  # those of a slot that is there, then all to come
         conf = Path("/proc/sys/net/ipv6/conf", scope)
-        if conf.exists():  # a kernel without IPv6 has nothing to switch off
+        if conf.exists():  # as yet, and in a kernel with IPv6
             for name, value in (_IPV6_ON if ipv6 else _IPV6_OFF).items():
                 (conf / name).write_text(value)
 

@@ -31,6 +31,7 @@ from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
 from agentenv.image.cache import Images
+from agentenv.network.refusals import Refusals
 from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
 from agentenv.network.upstreams import Upstreams
@@ -112,6 +113,7 @@ class Node:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
+        self.refusals = Refusals()  # the lookups that sandboxes' rules did not allow
 
     async def start(self) -> None:
         """Bring up all parts; returns once requests are answered. On failure all are down again."""
@@ -137,7 +139,8 @@ class Node:
         slots = Slots(settings, ledger)
         await slots.start()
         parts.push_async_callback(slots.stop)
-        resolver = Resolver(str(slots.identity.address), Upstreams(settings.nameservers), slots)
+        upstreams = Upstreams(settings.nameservers)
+        resolver = Resolver(str(slots.identity.address), upstreams, slots, refusals=self.refusals)
         await resolver.start()
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)

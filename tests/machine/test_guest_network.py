@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
 RESOLVER = "127.0.0.153"
 PUBLIC = ("203.0.113.77", "203.0.113.78")
+PUBLIC6 = "2001:db8:77::77"
+FORWARDS = Path("/proc/sys/net/ipv6/conf/lo/force_forwarding").exists()
 LINK = "internet0"  # no name that begins as those of nodes, which sandboxes do not reach
 
 
@@ -44,19 +47,21 @@ def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         run("ip", "link", "add", LINK, "type", "veth", "peer", "name", "far", "netns", str(place))
         stack.callback(run, "ip", "link", "del", LINK)
         run("ip", "addr", "add", "203.0.113.1/24", "dev", LINK)
+        run("ip", "addr", "add", "2001:db8:77::1/64", "dev", LINK, "nodad")
         run("ip", "link", "set", LINK, "up")
         with namespace.inside(place):
             for address in PUBLIC:
                 run("ip", "addr", "add", f"{address}/24", "dev", "far")
+            run("ip", "addr", "add", f"{PUBLIC6}/64", "dev", "far", "nodad")
             run("ip", "link", "set", "far", "up")
-        for address in PUBLIC:
+        for address in (*PUBLIC, PUBLIC6):
             listen(stack, place, address, 80, saying(address.encode()))
         yield
 
 
 @pytest.fixture(scope="module")
 def net_node(upstream: Zone, internet: None, node_factory: Callable[..., RunningNode]) -> RunningNode:
-    return node_factory("net", nameservers=f'["{RESOLVER}"]')
+    return node_factory("net", nameservers=f'["{RESOLVER}"]', ipv6="on" if FORWARDS else "off")
 
 
 @pytest.fixture
@@ -140,3 +145,21 @@ def test_a_sandbox_of_names_reaches_exactly_those(guest: Callable[..., Sandbox],
     assert "other.test" not in {name for name, _, _ in upstream.asked}
     sandbox.update_network({"allow_out": ["other.test"], "deny_out": ["0.0.0.0/0"]})
     assert probe("allowed.test", allowed, "other.test") == ["gaierror", refused, other]
+
+
+@pytest.mark.skipif(not FORWARDS, reason="this kernel forwards IPv6 for all interfaces or none")
+def test_a_guest_has_ipv6_where_the_node_has(guest: Callable[..., Sandbox], upstream: Zone) -> None:
+    upstream.put("both.test", f"both.test 60 A {PUBLIC[0]}\nboth.test 60 AAAA {PUBLIC6}")
+    sandbox = guest(network={"allow_out": ["both.test"], "deny_out": ["0.0.0.0/0"]})
+    sandbox.files.write("/tmp/probe.py", PROBE)
+
+    def probe(*hosts: str) -> list[str]:
+        return sandbox.commands.run(f"python3 /tmp/probe.py {' '.join(hosts)}").stdout.split()
+
+    assert probe(PUBLIC6) == ["ConnectionRefusedError"]
+    (reached,) = probe("both.test")
+    assert reached in (PUBLIC[0], PUBLIC6)
+    assert probe(PUBLIC6) == [PUBLIC6]
+    sandbox.pause()
+    sandbox.connect()
+    assert probe("both.test", PUBLIC6)[1] == PUBLIC6  # it still has its address, and its rules

@@ -23,7 +23,7 @@ from agentenv.network.policy import UNRESTRICTED, Policy, parse
 from agentenv.network.resolver import Resolver
 from agentenv.network.upstreams import Upstreams
 from support.gate import Gate
-from support.zone import Zone
+from support.zone import Zone, records
 
 BY_NAME = Policy(allow_names=("allowed.test", "*.wild.test"), internet=False)
 
@@ -327,6 +327,14 @@ async def test_a_question_that_is_none_is_not_asked(
 async def test_another_class_than_the_internets_is_refused(resolver: Resolver, zone: Zone) -> None:
     question = dns.message.make_query("allowed.test", "TXT", rdclass=dns.rdataclass.CH)
     assert (await sent(resolver, question.to_wire()))[3] & 0x0F == dns.rcode.NXDOMAIN
+    assert zone.asked == []
+
+
+async def test_a_question_beyond_all_measure_is_not_read(resolver: Resolver, zone: Zone) -> None:
+    question = dns.message.make_query("allowed.test", "A", use_edns=-1)
+    question.additional.extend(records("\n".join(f"x{n}.test 60 A 192.0.2.1" for n in range(100))))
+    answer = await sent(resolver, question.to_wire(), stream=True)
+    assert answer[3] & 0x0F == dns.rcode.FORMERR
     assert zone.asked == []
 
 

@@ -118,6 +118,9 @@ async def serve_proxy(certificate: str | None) -> None:
         def asleep(self, _: str) -> None:
             return None
 
+        def guard(self, _: str) -> None:
+            return None
+
         async def wake(self, sandbox_id: str) -> None:
             raise AssertionError(f"{sandbox_id} does not sleep")
 

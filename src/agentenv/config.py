@@ -70,6 +70,18 @@ class Settings(BaseSettings):
         default="localhost",
         description="Domain under which `{port}-{sandbox}.{domain}` reaches a service in a sandbox.",
     )
+    tls_cert: Path | None = Field(
+        default=None,
+        description="Certificate chain (PEM) for `*.{domain}`, to serve https; unset, the local authority's"
+        " if `setup --local-ca` made one. Files are looked at again every few seconds.",
+    )
+    tls_key: Path | None = Field(default=None, description="Its key (PEM, not encrypted).")
+    tls_port: int = Field(
+        default=8443,
+        ge=0,
+        le=65535,
+        description="TCP port for https, where there is a certificate; 0 takes a free one.",
+    )
     api_key: str | None = Field(
         default=None, description="The API key; unset, one is generated at first start and kept in a file."
     )
@@ -213,6 +225,11 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Registries (HOST[:PORT]) that are spoken to by http, in the clear; all others by https.",
     )
+    ecr_url: str | None = Field(
+        default=None,
+        description="Where AWS keys of a build are exchanged for credentials of ECR, instead of"
+        " https://api.ecr.REGION.amazonaws.com/: a VPC endpoint.",
+    )
     docker_config: Path = Field(
         default_factory=default_docker_config,
         description="Directory with the config.json of `docker login`; DOCKER_CONFIG, or ~/.docker.",
@@ -283,6 +300,42 @@ class Settings(BaseSettings):
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )
 
+    proxy_head_bytes: int = Field(
+        default=65536, ge=1024, le=1048576, description="Bytes of the longest head of a request or an answer."
+    )
+    proxy_head_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a client has to send a request's head."
+    )
+    proxy_idle_s: float = Field(
+        default=640.0,
+        gt=0,
+        description="Seconds a client's connection is kept between requests: longer than clients keep it.",
+    )
+    proxy_connect_s: float = Field(
+        default=5.0, gt=0, description="Seconds for a connection to a port of a sandbox."
+    )
+    proxy_answer_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds that a sandbox has, once a request has come whole, to begin its answer; 0: any.",
+    )
+    proxy_still_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds for which nothing may move in the midst of a body or of a WebSocket; 0: any.",
+    )
+    proxy_wake_s: float = Field(
+        default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
+    )
+    proxy_per_client: int = Field(
+        default=0, ge=0, description="Connections that one address may have to the node; 0: any number."
+    )
+    proxy_per_sandbox: int = Field(
+        default=0,
+        ge=0,
+        description="Requests and WebSockets that may be under way to one sandbox; 0: any number.",
+    )
+
     builds_at_once: int | None = Field(
         default=None,
         ge=1,
@@ -298,6 +351,17 @@ class Settings(BaseSettings):
     )
     step_keep_s: float = Field(
         default=30 * 24 * 3600.0, ge=0, description="Seconds that a step nobody uses is kept at most."
+    )
+    shape_cache_mib: int = Field(
+        default=20480,
+        ge=0,
+        description="MiB of snapshots of other sizes than their template's, and of images of sandboxes, that "
+        "are kept to be started from again.",
+    )
+    shape_keep_s: float = Field(
+        default=7 * 24 * 3600.0,
+        ge=0,
+        description="Seconds that one of these that nobody uses is kept at most.",
     )
     context_max_mib: int = Field(
         default=8192, ge=1, description="MiB of the largest upload of files that a build copies."
@@ -363,6 +427,16 @@ class Settings(BaseSettings):
     def machines_dir(self) -> Path:
         """Writable disk layers of machines, one directory each."""
         return self.home / "machines"
+
+    @property
+    def domain_name(self) -> str:
+        """The domain without the port that it may carry."""
+        return self.domain.partition(":")[0].removesuffix(".").lower()
+
+    @property
+    def tls_dir(self) -> Path:
+        """The local certificate authority, if one was made, and the certificate it issued."""
+        return self.home / "tls"
 
     @property
     def api_key_file(self) -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 import uvloop
@@ -44,6 +44,8 @@ from agentenv.snapshot.store import Snapshots
 from agentenv.snapshot.upkeep import Upkeep
 from agentenv.template.create import reap as reap_builds
 from agentenv.template.store import Templates
+from agentenv.tls.endpoint import Endpoint
+from agentenv.tls.serving import Served, source_of
 from agentenv.vmm.machine import Hypervisor
 from agentenv.vmm.qemu.hypervisor import Qemu
 
@@ -114,12 +116,15 @@ class Node:
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
         self.refusals = Refusals()  # the lookups that sandboxes' rules did not allow
+        self.tls_url: str | None = None
 
     async def start(self) -> None:
         """Bring up all parts; returns once requests are answered. On failure all are down again."""
         async with AsyncExitStack() as parts:
             await self._start(parts)
             self._parts = parts.pop_all()
+        if self.tls_url is not None:
+            log.info("serving %s for %s", self.tls_url, self.settings.domain_name)
         log.info("serving %s (version %s, data in %s)", self.url, __version__, self.settings.home)
 
     async def _start(self, parts: AsyncExitStack) -> None:
@@ -129,6 +134,7 @@ class Node:
         parts.enter_context(_lock(settings.home))
         listener = parts.enter_context(_listener(settings.host, settings.port))
         address = listener.getsockname()
+        tls = _tls(parts, settings)
         if stale := guest.stale(settings):  # a node without guest files is told at once
             log.warning("%s of the guest are not those of this program: run aenv setup", " and ".join(stale))
         database = Database(settings.database)
@@ -157,6 +163,7 @@ class Node:
             partial(guest.load, settings),
             snapshots=snapshots,
             upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
+            images=images,
         )
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
@@ -177,15 +184,19 @@ class Node:
             port=address[1],
             builder=builder,
         )
-        await self._begin_serving(parts, uvicorn_config(app, front), listener)
+        await self._begin_serving(parts, uvicorn_config(app, front), listener, tls)
         self.url = _url(settings.host, address[1])
         run_record.write(settings, self.url)
         parts.callback(run_record.remove, settings)
 
     async def _begin_serving(
-        self, parts: AsyncExitStack, config: uvicorn.Config, listener: socket.socket
+        self,
+        parts: AsyncExitStack,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        tls: Endpoint | None,
     ) -> None:
-        self._server = _Server(config)
+        self._server = _Server(config, tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="server")
         parts.push_async_callback(self._stop_serving)
         up = asyncio.create_task(self._server.up.wait())
@@ -194,6 +205,9 @@ class Node:
         if self._serving.done():
             self._serving.result()
             raise HostFault("the HTTP server ended at its start")
+        if tls is not None:
+            self.tls_url = _url(self.settings.host, tls.port, "https")
+            parts.push_async_callback(_cancelled, asyncio.create_task(tls.watch(), name="certificate"))
 
     async def ended(self) -> None:
         """Return if the server ends by itself."""
@@ -220,11 +234,12 @@ class Node:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals alone and says when it is up."""
+    """uvicorn's server, which leaves signals alone, says when it is up, and may take TLS on a second port."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: Endpoint | None = None) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._tls = tls
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -232,7 +247,26 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._tls is not None:
+            self.servers.append(await self._tls.listen(self._protocol, BACKLOG))
         self.up.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind = cast(Any, self.config.http_protocol_class)
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+
+def _tls(parts: AsyncExitStack, settings: Settings) -> Endpoint | None:
+    """The port for TLS, if there is a certificate."""
+    source = source_of(settings)
+    if source is None:
+        return None
+    served = Served(source, settings.domain_name)
+    bound = _listener(settings.host, settings.tls_port, "AENV_TLS_PORT")
+    return Endpoint(parts.enter_context(bound), served)
 
 
 async def _sweep(templates: Templates, service: Sandboxes, builder: Builder, images: Images) -> None:
@@ -318,7 +352,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listener(host: str, port: int) -> Iterator[socket.socket]:
+def _listener(host: str, port: int, setting: str = "--port, AENV_PORT") -> Iterator[socket.socket]:
     """A bound socket, which does not listen yet.
 
     Raises:
@@ -335,16 +369,16 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
         except OSError as error:
             raise HostFault(
                 f"cannot listen on {host} port {port}: {error.strerror or error}",
-                remedy="see who does with `ss -ltnp`, or choose another: --port, AENV_PORT",
+                remedy=f"see who does with `ss -ltnp`, or choose another: {setting}",
             ) from error
         listener.setblocking(False)
         yield listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, scheme: str = "http") -> str:
     """How clients on this host reach the node."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
 def _tell(ready_fd: int | None, url: str) -> None:

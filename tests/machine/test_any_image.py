@@ -83,8 +83,26 @@ def test_a_busybox_image(started: Callable[..., Sandbox]) -> None:
     assert sandbox.commands.run("id; cd; pwd", user="dev").stdout == (
         "uid=1200(dev) gid=1200(dev) groups=1200(dev),1300(extra)\n/home/dev\n"
     )
+    # A number that passwd does not know is a user as well, as in Docker.
+    assert sandbox.commands.run("id -u; id -g; cd; pwd", user="4321").stdout == "4321\n0\n/\n"
     sandbox.files.write("/home/dev/file", "text", user="dev")
     assert sandbox.files.get_info("/home/dev/file").owner == "dev"
+
+
+def test_a_template_with_more_room(started: Callable[..., Sandbox], image_node: RunningNode) -> None:
+    before = room(started("cramped", busybox_tree))
+    image_node.build("roomy", {"fromTemplate": "cramped"}, minFreeDiskMb=300)
+    sandbox = image_node.sandbox("roomy")
+    try:
+        assert before < 64
+        assert room(sandbox) >= 280  # the filesystem takes some of it
+    finally:
+        sandbox.kill()
+
+
+def room(sandbox: Sandbox) -> int:
+    """MiB that are free on a sandbox's disk."""
+    return int(sandbox.commands.run("set -- $(/.agentenv/bin/busybox df -m / | cat); echo ${11}").stdout)
 
 
 def test_an_image_of_one_program(started: Callable[..., Sandbox]) -> None:

@@ -31,7 +31,7 @@ class MemoryGuest:
         text = command.argv[-1]
         self._workplace.commands.append(command)
         await self._workplace.steps.at(f"run {text}")
-        output("stdout", f"ran {text}\n".encode())
+        output("stdout", self._workplace.says.get(text, f"ran {text}\n").encode())
         if text in self._workplace.failing:
             raise CommandFailed(self._workplace.failing[text])
 
@@ -71,6 +71,7 @@ class MemoryImages:
         disk_mib: int | None = None,
         progress: Callable[[str], None],
     ) -> CachedImage:
+        source = source.removeprefix("docker:")
         self.asked.append((source, credentials))
         if source.startswith("missing"):
             raise NotFound(f"{source}: no such image")
@@ -94,6 +95,8 @@ class Workplace:
         self.steps = self.node.steps
         self.commands: list[Command] = []
         self.failing: dict[str, str] = {}
+        # As systemctl once all is up, and as a shell where a COPY wants to know the home.
+        self.says = {"--wait": "running\n", 'printf %s "$HOME"': "/home/user"}
         self.put: list[bytes] = []
         self.images = MemoryImages(home / "images")
         self.builder = self._builder()

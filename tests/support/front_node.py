@@ -7,12 +7,12 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
 
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.proxy.front import Front
 from agentenv.proxy.plane import DataPlane
 
@@ -28,14 +28,20 @@ class Sandboxes:
         self.routes: dict[str, Route] = {}
         self.signatures: dict[str, str] = {}
         self.sleepers: dict[str, Asleep] = {}
+        self.guards: dict[str, Guard] = {}
         self.woken: list[str] = []
         self.wakes = asyncio.Event()
         self.asked: list[tuple[str, str, str, str, str | None]] = []
 
     def add(
-        self, sandbox_id: str, generation: int = 1, public: bool = True, token: str | None = None
+        self,
+        sandbox_id: str,
+        generation: int = 1,
+        public: bool = True,
+        token: str | None = None,
+        mask_host: str | None = None,
     ) -> Route:
-        route = Route(sandbox_id, generation, "127.0.0.1", "access", token, public)
+        route = Route(sandbox_id, generation, "127.0.0.1", "access", token, public, mask_host)
         self.routes[sandbox_id] = route
         return route
 
@@ -44,6 +50,9 @@ class Sandboxes:
 
     def asleep(self, sandbox_id: str) -> Asleep | None:
         return self.sleepers.get(sandbox_id)
+
+    def guard(self, sandbox_id: str) -> Guard | None:
+        return self.guards.get(sandbox_id, Guard("", None, True))
 
     async def wake(self, sandbox_id: str) -> None:
         self.woken.append(sandbox_id)
@@ -112,6 +121,10 @@ class Node:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def limit(self, **limits: float) -> None:
+        """Change limits of the data plane."""
+        self.plane.limits = replace(self.plane.limits, **limits)  # type: ignore[arg-type]
 
     async def guest(self, handler: Handler, port: int = 0) -> int:
         """Serve as a guest on that or a free port; returns that."""

@@ -7,6 +7,7 @@ are tested elsewhere.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Network
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.config import Settings
-from agentenv.errors import CapacityExceeded, Conflict, HostFault
+from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
+from agentenv.image.cache import CachedImage
+from agentenv.image.config import ImageConfig
+from agentenv.image.credentials import Credentials
 from agentenv.limits import DiskLimits, NetworkLimits
 from agentenv.network.denied import denied
 from agentenv.network.policy import UNRESTRICTED, Policy
@@ -89,6 +93,7 @@ class MemoryMachine:
         self.limits = DiskLimits()
         self.image: MemoryImage | None = None
         self._sealed: tuple[Layer, ...] = ()
+        self._drives = tuple(drive.layers for drive in spec.drives)
         self._final: Path | None = None
         self._steps = steps
         self._gone = gone
@@ -102,7 +107,8 @@ class MemoryMachine:
     @property
     def stands_on(self) -> frozenset[Path]:
         image = self.image.files() if self.image else ()
-        return frozenset((*(layer.path for layer in (*self.spec.layers, *self._sealed)), *image))
+        layers = (*self.spec.layers, *self._sealed, *(layer for drive in self._drives for layer in drive))
+        return frozenset((*(layer.path for layer in layers), *image))
 
     def _require(self) -> None:
         if self._exit.done():
@@ -133,9 +139,19 @@ class MemoryMachine:
         known = tuple(path for path in self.image.deltas if path.exists()) if self.image else ()
         image = MemoryImage(self.image.base, (*known, memory)) if self.image else MemoryImage(memory)
         layers = (*self.spec.layers, *(self._again(layer, into) for layer in self._sealed), disk)
+        drives = tuple(self._drive(index, into) for index in range(len(self.spec.drives)))
         if not final:
             self._sealed, self.image = (*self._sealed, disk), self.image and image
-        return Capture(into / "state", memory, 1, disk, image, layers)
+            self._drives = drives
+        return Capture(into / "state", memory, 1, disk, image, layers, drives)
+
+    def _drive(self, index: int, into: Path) -> tuple[Layer, ...]:
+        layers = self._drives[index]
+        if not self.spec.drives[index].writable:
+            return layers
+        sealed = into / f"drive{index}"
+        sealed.write_text(f"drive {index} of {self.spec.id}")
+        return (*layers, Layer(sealed, "qcow2"))
 
     @staticmethod
     def _again(layer: Layer, into: Path) -> Layer:
@@ -181,11 +197,13 @@ class MemoryHypervisor:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self.machines: dict[str, MemoryMachine] = {}
+        self.booted: list[MachineSpec] = []
         self.versions: dict[str, str] = {}
 
     async def boot(self, spec: MachineSpec) -> MemoryMachine:
         assert spec.id not in self.machines
         await self._steps.at("boot")
+        self.booted.append(spec)
         machine = MemoryMachine(spec, self._steps, lambda gone: self.machines.pop(gone.spec.id, None))
         self.machines[spec.id] = machine
         return machine
@@ -355,6 +373,44 @@ def rootfs_of(template: Template) -> Path:
     return template.rootfs
 
 
+class MemoryImages:
+    """A cache in which every image is at once, but those whose name begins with `missing`."""
+
+    def __init__(self, directory: Path, steps: Steps) -> None:
+        self._directory = directory
+        self._steps = steps
+        self.asked: list[str] = []
+        self.held: list[str] = []
+
+    async def get(
+        self,
+        source: str,
+        *,
+        credentials: Credentials | None = None,
+        disk_mib: int | None = None,
+        progress: Callable[[str], None],
+    ) -> CachedImage:
+        self.asked.append(source)
+        await self._steps.at("image")
+        if "missing" in source:
+            raise NotFound(f"{source}: no such image")
+        progress(f"pulled {source}")
+        digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
+        rootfs = self._directory / f"1-{digest[7:]}" / "1024-one.ext4"
+        rootfs.parent.mkdir(parents=True, exist_ok=True)
+        rootfs.write_bytes(b"a filesystem")
+        config = ImageConfig(env={"FROM_IMAGE": "1"})
+        return CachedImage(digest, rootfs, 1024, 12, config, "root", "/root")
+
+    def keep(self, digest: str) -> MemoryImages:
+        self.held.append(digest)
+        return self
+
+    def release(self) -> None:
+        """End one hold."""
+        self.held.pop()
+
+
 class JumpingClock:
     """A clock that moves only when told, and then runs what is due."""
 
@@ -395,6 +451,7 @@ class MemoryNode:
         self.versions = {"version": "1"}
         self.hypervisor.versions = self.versions
         self.identities: list[Identity] = []
+        self.images = MemoryImages(self.settings.cache_dir, self.steps)
         self.turn_limit_s = 5.0
         self._open()
 
@@ -415,6 +472,7 @@ class MemoryNode:
             clock=self.clock,
             agent_at=lambda address: MemoryAgent(self.steps, self.identities),
             turn_limit_s=self.turn_limit_s,
+            images=self.images,
         )
 
     async def restart(self) -> Sandboxes:

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from agentenv.api.models import (
+    AttachedDrive,
     BranchAnswer,
     ForkAnswer,
     ForkError,
@@ -28,7 +29,7 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.requests import Answer
 from agentenv.sandbox.transitions import SHOWN
 from agentenv.snapshot.lineage import Branch, Lineage
-from agentenv.snapshot.records import Snapshot
+from agentenv.snapshot.records import Attached, Snapshot
 
 
 def json(
@@ -97,6 +98,18 @@ def detail(sandbox: Sandbox, domain: str | None) -> SandboxDetail:
         envdUnresponsiveAtPause=None if sandbox.agent_answered else True,
         reason=sandbox.reason,
         snapshotID=sandbox.snapshot,
+        attachedDrives=[_drive(each) for each in sandbox.drives] or None,
+    )
+
+
+def _drive(drive: Attached) -> AttachedDrive:
+    return AttachedDrive(
+        id=drive.id,
+        image=drive.image,
+        readOnly=drive.read_only,
+        mountPath=drive.path,
+        subPath=drive.part,
+        diskSizeMB=drive.disk_mib,
     )
 
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
-from agentenv.api import builds, faults, planned, sandboxes, snapshots, templates
+from agentenv.api import builds, exports, faults, planned, sandboxes, snapshots, templates
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
@@ -49,6 +49,7 @@ def create_app(
     app.include_router(sandboxes.routes(service, settings, domain_for))
     if builder is not None:
         app.include_router(builds.routes(builder))
+        app.include_router(exports.routes(builder.exporter))
     app.include_router(templates.routes(catalogue, service, settings, builder))
     faults.install(app)
     # The last one added is the outermost.

@@ -44,16 +44,21 @@ class RegistryBody(Asked):
     username: str | None = None
     password: str | None = Field(default=None, repr=False)
     serviceAccountJson: str | None = Field(default=None, repr=False)
+    awsAccessKeyId: str | None = None
+    awsSecretAccessKey: str | None = Field(default=None, repr=False)
+    awsRegion: str | None = Field(default=None, pattern=r"^[a-z0-9-]{1,40}$")
 
 
 class StartBody(Asked):
-    """What a build is made of."""
+    """What a build is made of. An addition to E2B's: `init` says what is process 1 of sandboxes, where that
+    is not to be as the image or template says."""
 
     fromImage: str | None = Field(default=None, max_length=1024)
     fromTemplate: str | None = Field(default=None, max_length=1024)
     fromImageRegistry: RegistryBody | None = Field(default=None, repr=False)
     startCmd: str | None = None
     readyCmd: str | None = None
+    init: Literal["agent", "systemd"] | None = None
     force: bool | None = None
     steps: list[StepBody] | None = None
 
@@ -119,8 +124,24 @@ class LogsAnswer(Given):
     logs: list[LogAnswer]
 
 
+class ConfigAnswer(Given):
+    """How what a build made is run. Entry point, command, ports and labels are what the image below says, and
+    are kept for whoever exports it; what runs in sandboxes is the start command, and `init` as process 1."""
+
+    user: str
+    workdir: str
+    env: dict[str, str]
+    entrypoint: list[str]
+    cmd: list[str]
+    exposedPorts: list[str]
+    labels: dict[str, str]
+    init: Literal["agent", "systemd"]
+    startCmd: str | None = None
+    readyCmd: str | None = None
+
+
 class ListedBuild(Given):
-    """A build in a template's detail."""
+    """A build in a template's detail; `config` is more than E2B shows."""
 
     buildID: str
     status: Literal["waiting", "building", "ready", "error"]
@@ -131,6 +152,7 @@ class ListedBuild(Given):
     memoryMB: int
     diskSizeMB: int | None = None
     envdVersion: str | None = None
+    config: ConfigAnswer | None = None
     tags: list[str] = Field(default_factory=list)
 
 

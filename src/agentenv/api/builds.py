@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from agentenv.api import answers
 from agentenv.api.build_models import (
@@ -26,12 +27,27 @@ from agentenv.building.builder import Builder, Status
 from agentenv.building.definition import Definition, Step, define
 from agentenv.building.logs import PAGE_MAX, Entry
 from agentenv.errors import InvalidRequest, NotImplementedYet
-from agentenv.image.credentials import Credentials
+from agentenv.image.credentials import AwsKeys, Credentials
 from agentenv.snapshot.records import Start
 from agentenv.template.records import Build, Named
 from agentenv.template.states import SHOWN
 
 Level = Literal["debug", "info", "warn", "error"]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Which of a log's entries are wanted: from which on, how many, and of which level at least."""
+
+    logsOffset: Annotated[int, Query(ge=0)] = 0
+    limit: Annotated[int, Query(ge=0, le=PAGE_MAX)] = PAGE_MAX
+    level: Level = "debug"
+
+    def of(self, builder: Builder, template_id: str, build_id: str) -> Status:
+        """A build with those entries."""
+        return builder.status(
+            template_id, build_id, offset=self.logsOffset, limit=self.limit, level=self.level
+        )
 
 
 def routes(builder: Builder) -> APIRouter:
@@ -99,24 +115,19 @@ def _looking(router: APIRouter, builder: Builder) -> None:
     async def status(
         template_id: str,
         build_id: str,
-        logsOffset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=0, le=PAGE_MAX)] = PAGE_MAX,
-        level: Level = "debug",
+        page: Annotated[Page, Depends()],
     ) -> Response:
         """How a build is getting on, and what it told from entry `logsOffset` on."""
-        found = builder.status(template_id, build_id, offset=logsOffset, limit=limit, level=level)
-        return answers.json(_status(found))
+        return answers.json(_status(page.of(builder, template_id, build_id)))
 
     @router.get("/templates/{template_id:path}/builds/{build_id}/logs", response_model=LogsAnswer)
     async def logs(
         template_id: str,
         build_id: str,
-        logsOffset: Annotated[int, Query(ge=0)] = 0,
-        limit: Annotated[int, Query(ge=0, le=PAGE_MAX)] = PAGE_MAX,
-        level: Level = "debug",
+        page: Annotated[Page, Depends()],
     ) -> Response:
         """What a build told."""
-        found = builder.status(template_id, build_id, offset=logsOffset, limit=limit, level=level)
+        found = page.of(builder, template_id, build_id)
         return answers.json(LogsAnswer(logs=_entries(found.entries)))
 
 
@@ -159,23 +170,26 @@ def _definition(body: StartBody) -> Definition:
         steps=[Step(**fields) for fields in definition_steps(body)],
         start=Start((body.startCmd or "").strip(), (body.readyCmd or "").strip()),
         force=bool(body.force),
+        init=body.init,
         credentials=_credentials(body.fromImageRegistry),
     )
 
 
-def _credentials(given: RegistryBody | None) -> Credentials | None:
+def _credentials(given: RegistryBody | None) -> Credentials | AwsKeys | None:
     """Those of a pull.
 
     Raises:
-        InvalidRequest: something is missing. NotImplementedYet: of a kind that has to be exchanged first.
+        InvalidRequest: something is missing.
     """
     if given is None:
         return None
     if given.type == "aws":
-        raise NotImplementedYet(
-            "fromImageRegistry: AWS keys are not part of this version",
-            remedy="give what `aws ecr get-login-password` prints, as the password of the user AWS",
-        )
+        keys = given.awsAccessKeyId, given.awsSecretAccessKey, given.awsRegion
+        if not all(keys):
+            raise InvalidRequest(
+                "fromImageRegistry: awsAccessKeyId, awsSecretAccessKey and awsRegion are all needed"
+            )
+        return AwsKeys(*(key or "" for key in keys))
     if given.type == "gcp":
         if not given.serviceAccountJson:
             raise InvalidRequest("fromImageRegistry: serviceAccountJson is missing")

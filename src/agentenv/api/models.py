@@ -7,7 +7,9 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, model_validator
+
+from agentenv.template.sizes import DISK_MIB_MAX, MEMORY_MIB_MAX, MEMORY_MIB_MIN, VCPUS_MAX
 
 ENVD_VERSION = "0.6.13"
 CLIENT_ID = "agentenv"
@@ -76,6 +78,18 @@ class NetworkConfig(Asked):
     rules: dict[str, Any] | None = None
 
 
+class AttachedDriveBody(Asked):
+    """An image beside the root disk; sizes in MiB. `driveID` and `source.image` are the same as `id` and
+    `image`."""
+
+    id: str = Field(validation_alias=AliasChoices("id", "driveID"))
+    image: str = Field(validation_alias=AliasChoices("image", AliasPath("source", "image")))
+    readOnly: bool | None = None
+    mountPath: str | None = None
+    subPath: str | None = None
+    diskSizeMB: int | None = Field(default=None, ge=1, le=DISK_MIB_MAX)
+
+
 class NetworkUpdate(Asked):
     """What a sandbox may reach; what is left out is cleared."""
 
@@ -89,7 +103,8 @@ class NetworkUpdate(Asked):
 
 class CreateBody(Asked):
     """A sandbox that is wanted; `timeout` in seconds. `pausedTimeout`, an addition to E2B's, is for how many
-    seconds it is kept while it is paused, 0 for good."""
+    seconds it is kept while it is paused, 0 for good. Additions as well: another size than the template's
+    (MiB), and drives."""
 
     templateID: str = Field(min_length=1, max_length=256)
     timeout: int | None = None
@@ -105,12 +120,25 @@ class CreateBody(Asked):
     mcp: dict[str, Any] | None = None
     iam: dict[str, Any] | None = None
     volumeMounts: list[dict[str, Any]] | None = None
+    cpuCount: int | None = Field(default=None, ge=1, le=VCPUS_MAX)
+    memoryMB: int | None = Field(default=None, ge=MEMORY_MIB_MIN, le=MEMORY_MIB_MAX)
+    diskSizeMB: int | None = Field(default=None, ge=1, le=DISK_MIB_MAX)
+    attachedDrives: list[AttachedDriveBody] | None = None
 
 
 class CreateBodyV1(CreateBody):
     """The older call: access to the agent is open unless `secure` is true."""
 
     secure: bool | None = None
+
+
+class ColdBody(CreateBodyV1):
+    """A sandbox of an image, of no template."""
+
+    templateID: str = ""
+    image: str = Field(min_length=1, max_length=1024)
+    allowInternetAccess: bool | None = None
+    extraBootArgs: str | None = None
 
 
 class ConnectBody(Asked):
@@ -216,6 +244,17 @@ class LifecycleAnswer(Given):
     autoResume: bool
 
 
+class AttachedDrive(Given):
+    """A drive of a sandbox; its size in MiB."""
+
+    id: str
+    image: str
+    readOnly: bool
+    mountPath: str
+    subPath: str | None = None
+    diskSizeMB: int
+
+
 class SandboxDetail(ListedSandbox):
     """All that is told about one sandbox."""
 
@@ -229,6 +268,7 @@ class SandboxDetail(ListedSandbox):
     envdUnresponsiveAtPause: bool | None = None
     reason: str | None = None
     snapshotID: str | None = None
+    attachedDrives: list[AttachedDrive] | None = None
 
 
 class ForkError(Given):

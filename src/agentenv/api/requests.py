@@ -11,7 +11,9 @@ from urllib.parse import unquote
 
 from agentenv.api.models import (
     Asked,
+    AttachedDriveBody,
     ChildBody,
+    ColdBody,
     CreateBody,
     CreateBodyV1,
     LimitsBody,
@@ -22,10 +24,12 @@ from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotImplementedYet
 from agentenv.limits import DiskLimits, Limits, NetworkLimits, chosen, spelled
 from agentenv.network.policy import parse
+from agentenv.sandbox import masking
+from agentenv.sandbox.drives import NewDrive, new_drive
 from agentenv.sandbox.forking import Child
 from agentenv.sandbox.listing import LIMIT_MAX, Query
 from agentenv.sandbox.records import Lifecycle, Network
-from agentenv.sandbox.requests import Key, NewSandbox
+from agentenv.sandbox.requests import Key, NewSandbox, Shape
 from agentenv.snapshot.listing import Query as SnapshotQuery
 
 T = TypeVar("T", NetworkLimits, DiskLimits)
@@ -44,6 +48,11 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
     for name in _UNSUPPORTED:
         if getattr(body, name):
             raise NotImplementedYet(f"{name} is not part of this version")
+    internet = body.allow_internet_access
+    if isinstance(body, ColdBody):
+        internet = body.allowInternetAccess if internet is None else internet
+        if body.extraBootArgs:
+            raise NotImplementedYet("extraBootArgs: the kernel's command line is the same for all guests")
     v1 = isinstance(body, CreateBodyV1)
     default_s = settings.timeout_v1_s if v1 else settings.timeout_s
     return NewSandbox(
@@ -53,8 +62,22 @@ def new_sandbox(body: CreateBody, settings: Settings) -> NewSandbox:
         env=_variables(body.envVars or {}),
         secure=bool(body.secure) if isinstance(body, CreateBodyV1) else True,
         lifecycle=_lifecycle(body, settings),
-        network=_network(body.network, body.allow_internet_access),
+        network=_network(body.network, internet),
         limits=limits(body.limits, settings),
+        image=body.image if isinstance(body, ColdBody) else None,
+        shape=Shape(body.cpuCount, body.memoryMB, body.diskSizeMB),
+        drives=tuple(_drive(each) for each in body.attachedDrives or []),
+    )
+
+
+def _drive(given: AttachedDriveBody) -> NewDrive:
+    return new_drive(
+        given.id,
+        given.image,
+        path=given.mountPath,
+        read_only=given.readOnly is not False,
+        part=given.subPath,
+        disk_mib=given.diskSizeMB,
     )
 
 
@@ -137,6 +160,8 @@ def snapshot_query(
 def _network(given: NetworkConfig | None, internet: bool | None) -> Network:
     shown = None if given is None else given.model_dump(exclude_none=True) or None
     public = given is None or given.allowPublicTraffic is not False
+    if given is not None and given.maskRequestHost:
+        masking.check(given.maskRequestHost)
     return Network(public=public, internet=internet, given=shown, policy=parse(shown, internet))
 
 

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from agentenv.api import answers, requests
 from agentenv.api.models import (
+    ColdBody,
     ConnectBody,
     CreateBody,
     CreateBodyV1,
@@ -56,6 +57,11 @@ def _creating(router: APIRouter, service: Sandboxes, settings: Settings, domain_
     @router.post("/sandboxes", status_code=201, response_model=SandboxAnswer)
     async def create_v1(request: Request, body: CreateBodyV1, key: IdempotencyKey = None) -> Response:
         """Create a sandbox (the older call)."""
+        return await create(request, body, key)
+
+    @router.post("/sandboxes-cold", status_code=201, response_model=SandboxAnswer)
+    async def create_cold(request: Request, body: ColdBody, key: IdempotencyKey = None) -> Response:
+        """Create a sandbox of an image, pulled and booted unless one of it and of this size was before."""
         return await create(request, body, key)
 
 

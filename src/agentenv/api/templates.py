@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from agentenv.api import answers
 from agentenv.api.build_models import (
     AssignBody,
+    ConfigAnswer,
     ListedBuild,
     NamesAnswer,
     PublicBody,
@@ -168,6 +169,21 @@ def _fields(named: Named, settings: Settings) -> dict[str, Any]:
     ).model_dump()
 
 
+def _config(made: Template) -> ConfigAnswer:
+    return ConfigAnswer(
+        user=made.default_user,
+        workdir=made.default_workdir,
+        env=made.env,
+        entrypoint=list(made.entrypoint),
+        cmd=list(made.cmd),
+        exposedPorts=list(made.exposed_ports),
+        labels=made.labels,
+        init=made.init,
+        startCmd=made.start.command or None,
+        readyCmd=made.start.ready or None,
+    )
+
+
 def _build(named: Named, build: Build, settings: Settings) -> dict[str, Any]:
     made = build.made
     return ListedBuild.model_validate(
@@ -181,6 +197,7 @@ def _build(named: Named, build: Build, settings: Settings) -> dict[str, Any]:
             "memoryMB": made.memory_mib if made else build.memory_mib or settings.memory_mib,
             "diskSizeMB": made.disk_mib if made else None,
             "envdVersion": ENVD_VERSION if made else None,
+            "config": made and _config(made),
             "tags": [tag for tag, build_id in sorted(named.tags.items()) if build_id == build.id],
         }
     ).model_dump(exclude_none=True)

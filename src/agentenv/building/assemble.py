@@ -5,7 +5,8 @@ from __future__ import annotations
 from agentenv.building.builder import Builder
 from agentenv.building.cache import StepCache
 from agentenv.building.contexts import Contexts
-from agentenv.building.ground import Grounds, Images
+from agentenv.building.export import Exporter
+from agentenv.building.ground import Grounds
 from agentenv.building.logs import Logs
 from agentenv.building.maker import After, Maker
 from agentenv.building.steps import Steps
@@ -13,7 +14,7 @@ from agentenv.building.workshop import GuestAt, Workshop
 from agentenv.config import Settings
 from agentenv.records.database import Database
 from agentenv.sandbox.guest import Guest
-from agentenv.sandbox.parts import SystemClock
+from agentenv.sandbox.parts import Images, SystemClock
 from agentenv.sandbox.service import Sandboxes
 from agentenv.template.builds import Builds
 from agentenv.template.store import Templates
@@ -43,4 +44,14 @@ def builder(
     upkeep = After(service.flatten, service.tend)
     maker = Maker(workshop, cache, snapshots, service.prepared, steps, contexts, upkeep)
     grounds = Grounds(settings, templates, service.prepared, snapshots, images)
-    return Builder(settings, templates, Builds(database, templates), Logs(database), contexts, grounds, maker)
+    exporter = Exporter(
+        templates,
+        service.prepared,
+        snapshots,
+        workshop,
+        service.admission,
+        lambda: contexts.directory,
+        floor_mib=settings.disk_floor_mib,
+    )
+    builds, logs = Builds(database, templates), Logs(database)
+    return Builder(settings, templates, builds, logs, contexts, grounds, maker, exporter)

@@ -12,6 +12,7 @@ from functools import partial
 
 from agentenv.building.contexts import Contexts
 from agentenv.building.definition import BASE, Definition
+from agentenv.building.export import Exporter
 from agentenv.building.flights import Flights
 from agentenv.building.ground import Ground, Grounds
 from agentenv.building.logs import PAGE_MAX, Entry, Feed, Logs
@@ -19,20 +20,18 @@ from agentenv.building.maker import Maker
 from agentenv.building.plan import Plan, plan
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
-from agentenv.errors import AenvError, Conflict, InvalidRequest, NotFound, StoreFault
+from agentenv.errors import AenvError, Conflict, NotFound, StoreFault
 from agentenv.sandbox.core import RETRY_S
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import Descent, Snapshot
 from agentenv.template import names
 from agentenv.template.builds import Builds
-from agentenv.template.create import DISK_MIB_MAX, MEMORY_MIB_MAX, VCPUS_MAX
 from agentenv.template.records import Build, Named, Reason, Template
+from agentenv.template.sizes import DISK_MIB_MAX, MEMORY_MIB_MAX, MEMORY_MIB_MIN, VCPUS_MAX, within
 from agentenv.template.states import ENDS, BuildState
 from agentenv.template.store import Templates
 
 log = logging.getLogger(__name__)
-
-MEMORY_MIB_MIN = 128
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,10 @@ class Builder:
         contexts: Contexts,
         grounds: Grounds,
         maker: Maker,
+        exporter: Exporter,
     ) -> None:
         self.contexts = contexts
+        self.exporter = exporter
         self._templates = templates
         self._builds = builds
         self._logs = logs
@@ -116,9 +117,11 @@ class Builder:
         if self._stopping:
             raise Stopping("the node is stopping", retry_after=10)
         reference = names.parse(name)
-        _within("cpuCount", vcpus, 1, VCPUS_MAX)
-        _within("memoryMB", memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)
-        _within("minFreeDiskMb", free_mib, 0, DISK_MIB_MAX)
+        if vcpus is not None:
+            within("cpuCount", vcpus, 1, VCPUS_MAX)
+        if memory_mib is not None:
+            within("memoryMB", memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX)
+        within("minFreeDiskMb", free_mib or 0, 0, DISK_MIB_MAX)
         known = self._templates.find_named(reference.name)
         build = self._builds.open(
             known.name if known else reference.name,
@@ -232,8 +235,8 @@ class Builder:
                 key, lambda told: self._take_turn(planned, ground, told), feed.pass_on
             )
         named = self._templates.named(build.template_id)
-        settings = planned.context.settings
-        await self._maker.for_template(made, Descent(named.id, named.name, build.id), settings)
+        descent = Descent(named.id, named.name, build.id)
+        await self._maker.for_template(made, descent, planned.settings)
         return _template(named, build, definition, planned, made)
 
     async def _take_turn(self, planned: Plan, ground: Ground, feed: Feed) -> Snapshot:
@@ -260,7 +263,7 @@ class Builder:
 
 
 def _template(named: Named, build: Build, definition: Definition, planned: Plan, made: Snapshot) -> Template:
-    context, resources = planned.context, planned.root.resources
+    context, resources, config = planned.context, planned.root.resources, planned.root.config
     return Template(
         id=named.id,
         name=named.name,
@@ -278,10 +281,10 @@ def _template(named: Named, build: Build, definition: Definition, planned: Plan,
         created_at=named.created_at,
         updated_at=time.time(),
         env=dict(context.env),
+        entrypoint=config.entrypoint,
+        cmd=config.cmd,
         start=planned.start,
+        labels=dict(config.labels),
+        exposed_ports=config.exposed_ports,
+        init=planned.init,
     )
-
-
-def _within(what: str, value: int | None, least: int, most: int) -> None:
-    if value is not None and not least <= value <= most:
-        raise InvalidRequest(f"{what}: {value} is not possible", remedy=f"between {least} and {most}")

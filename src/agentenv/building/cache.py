@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from agentenv.errors import StoreCorrupt
 from agentenv.records.database import Database
+from agentenv.snapshot import keeping
 from agentenv.snapshot.records import Snapshot
 from agentenv.snapshot.store import Snapshots
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A step that is kept: the bytes that its snapshot added take on the disk, and when it was last used,
-    seconds since the epoch."""
-
-    key: str
-    snapshot: str
-    bytes: int
-    used_at: float
 
 
 class StepCache:
@@ -94,18 +82,15 @@ class StepCache:
     def trim(self, now: float) -> int:
         """Let go of what is too much or too old, the longest unused first; returns how many steps."""
         rows = self._database.query("SELECT key, snapshot, used_at FROM steps")
-        kept = [
-            Kept(row["key"], row["snapshot"], self._bytes(row["snapshot"]), row["used_at"]) for row in rows
-        ]
-        gone = excess(kept, self._budget, self._keep_s, now)
+        kept = [keeping.Kept(row["key"], self._bytes(row["snapshot"]), row["used_at"]) for row in rows]
+        gone = keeping.excess(kept, self._budget, self._keep_s, now)
         for each in gone:
             self.forget(each.key)
         return len(gone)
 
     def _bytes(self, snapshot_id: str) -> int:
         record = self._snapshots.recorded(snapshot_id)
-        paths = () if record is None else record.own_parts()
-        return sum(_blocks(self._snapshots.home / path) for path in paths)
+        return 0 if record is None else keeping.bytes_added(self._snapshots.home, record)
 
     def drop_orphans(self) -> None:
         """Delete snapshots of steps that a crash left without a key. At a node's start."""
@@ -113,21 +98,3 @@ class StepCache:
         for record in self._snapshots.of_kinds(("step",)):
             if record.id not in known:
                 self._snapshots.delete(record.id)
-
-
-def excess(kept: Iterable[Kept], budget: int, keep_s: float, now: float) -> tuple[Kept, ...]:
-    """What is to go, so that the rest was used within `keep_s` seconds and takes at most `budget` bytes."""
-    gone: list[Kept] = []
-    total = 0
-    for each in sorted(kept, key=lambda one: one.used_at, reverse=True):
-        total += each.bytes
-        if total > budget or each.used_at < now - keep_s:
-            gone.append(each)
-    return tuple(reversed(gone))
-
-
-def _blocks(path: Path) -> int:
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0

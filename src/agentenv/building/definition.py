@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.errors import InvalidRequest
-from agentenv.image.credentials import Credentials
-from agentenv.snapshot.records import Start
+from agentenv.image.config import SYSTEMD_PROGRAMS
+from agentenv.image.credentials import AwsKeys, Credentials
+from agentenv.snapshot.records import Init, Start
 
 STEPS_MAX = 1000
 BASE = "base"
@@ -61,14 +62,16 @@ class Step:
 @dataclass(frozen=True)
 class Definition:
     """A build's definition. Of `image` and `template` one is given. With `force` nothing that is known is
-    used. `credentials` are for this build's pull alone, and are in no record, key or log."""
+    used. Without `init` the base says what is process 1 of sandboxes. `credentials` are for this build's
+    pull alone, and are in no record, key or log."""
 
     image: str | None = None
     template: str | None = None
     steps: tuple[Step, ...] = ()
     start: Start = field(default_factory=Start)
     force: bool = False
-    credentials: Credentials | None = field(default=None, repr=False)
+    init: Init | None = None
+    credentials: Credentials | AwsKeys | None = field(default=None, repr=False)
 
     @property
     def base(self) -> str:
@@ -83,7 +86,8 @@ def define(
     steps: Sequence[Step] = (),
     start: Start | None = None,
     force: bool = False,
-    credentials: Credentials | None = None,
+    init: Init | None = None,
+    credentials: Credentials | AwsKeys | None = None,
 ) -> Definition:
     """A definition, checked as far as it can be without making anything.
 
@@ -106,7 +110,10 @@ def define(
     image = image or (None if template else next(iter(TEMPLATES_FOR_IMAGES)))
     if image is not None and (known := TEMPLATES_FOR_IMAGES.get(_plain(image))) is not None:
         image, template = None, known
-    return Definition(image, template, tuple(steps), start or Start(), force, credentials)
+    start = start or Start()
+    if start.command in SYSTEMD_PROGRAMS:  # as images that have it end: it can be started as process 1 alone
+        start, init = Start("", start.ready, start.settings), init or "systemd"
+    return Definition(image, template, tuple(steps), start, force, init, credentials)
 
 
 def _plain(image: str) -> str:

@@ -95,8 +95,11 @@ class Maker:
         for planned in rest:
             if planned.number in ground.origins:  # before there is a machine that would wait for another
                 await self._collect(planned, ground.origins[planned.number], feed)
-        if rest or plan.start or plan.login_path:
+        systemd = plan.init == "systemd"
+        if rest or plan.login_path or (plan.start and not systemd):
             return await self._in_a_machine(plan, done, snapshot, ground, feed)
+        if systemd:
+            return await self._under_systemd(plan, snapshot, feed)
         return await self._as_it_is(plan, snapshot)
 
     async def _known_part(self, plan: Plan, ground: Ground, feed: Feed) -> tuple[int, Snapshot]:
@@ -140,7 +143,7 @@ class Maker:
         while True:
             tries -= 1
             try:
-                async with self._workshop.booted(root.resources, ground.layers) as bench:
+                async with self._workshop.booted(root.resources, ground.layers, grows=ground.grows) as bench:
                     if ground.account is not None:
                         arguments = (ground.account, "sudo")
                         await program(bench.guest, "failed to create user", feed, BASE, "account", *arguments)
@@ -169,6 +172,7 @@ class Maker:
     async def _in_a_machine(
         self, plan: Plan, done: int, snapshot: Snapshot, ground: Ground, feed: Feed
     ) -> Snapshot:
+        disk: Snapshot | None = None
         async with AsyncExitStack() as stack:
             try:
                 bench = await stack.enter_async_context(self._workshop.restored(snapshot))
@@ -181,11 +185,18 @@ class Maker:
             else:
                 try:
                     await self._go_on(plan, done, bench, ground, feed)
-                    return await self._finish(plan, done, bench, feed)
+                    if plan.init == "agent":
+                        return await self._finish(plan, done, bench, feed)
+                    disk = await self._steps_done(plan, bench, feed)
                 except StepFailed as error:
                     if bench.trouble is None:
                         raise
                     raise StepFailed(error.step, str(bench.trouble)) from error
+        if disk is not None:  # and the machine of the steps is gone
+            try:
+                return await self._under_systemd(plan, disk, feed)
+            finally:  # its layers stay with what was made of it
+                self._cache.forget(_disk(plan))
         if ground.snapshot is not None and done == 0:
             assert ground.template is not None
             ground = replace(ground, snapshot=await self._prepared.of(ground.template))
@@ -229,24 +240,53 @@ class Maker:
     async def _finish(self, plan: Plan, done: int, bench: Bench, feed: Feed) -> Snapshot:
         feed.tell("info", "Finalizing template build", FINALIZE)
         try:
-            if plan.login_path:
-                await program(bench.guest, "failed to keep PATH", feed, FINALIZE, "profile", plan.login_path)
+            await self._keep_path(plan, bench, feed)
             if plan.start:
                 await starting.start(bench.guest, plan.start, _teller(feed), _output(feed))
             left = plan.rest(done)
             if left and left[-1].kept and not (plan.start or plan.login_path):
                 assert bench.standing is not None
                 return await self._snapshots.make_durable(bench.standing.id)
-            return await bench.keep(plan.key, plan.context.settings, final=True)
+            return await bench.keep(plan.key, plan.settings, final=True)
         except AenvError as error:
             raise StepFailed(FINALIZE, str(error)) from error
+
+    async def _keep_path(self, plan: Plan, bench: Bench, feed: Feed) -> None:
+        if plan.login_path:
+            await program(bench.guest, "failed to keep PATH", feed, FINALIZE, "profile", plan.login_path)
+
+    async def _steps_done(self, plan: Plan, bench: Bench, feed: Feed) -> Snapshot:
+        """What a machine is booted from that has another process 1 than the one of the steps."""
+        try:
+            await self._keep_path(plan, bench, feed)
+            made = await bench.keep(_disk(plan), plan.context.settings, final=True)
+        except AenvError as error:
+            raise StepFailed(FINALIZE, str(error)) from error
+        self._cache.put(_disk(plan), made)
+        return made
+
+    async def _under_systemd(self, plan: Plan, disk: Snapshot, feed: Feed) -> Snapshot:
+        """Boot with systemd as process 1 from the disk that the steps have left, and capture that."""
+        feed.tell("info", "Booting with systemd as process 1", FINALIZE)
+        hold = self._snapshots.keep(disk)
+        try:
+            layers = self._snapshots.layers(disk)
+            async with self._workshop.booted(disk.resources, layers, plan.init) as bench:
+                await starting.until_systemd(bench.guest, _teller(feed))
+                if plan.start:
+                    await starting.start(bench.guest, plan.start, _teller(feed), _output(feed))
+                return await bench.keep(plan.key, plan.settings, final=True)
+        except AenvError as error:
+            raise StepFailed(FINALIZE, str(error)) from error
+        finally:
+            hold.release()
 
     async def _as_it_is(self, plan: Plan, snapshot: Snapshot) -> Snapshot:
         """A snapshot of its own over the files of one that has all of it already."""
         if snapshot.kind == "step":
             return await self._snapshots.make_durable(snapshot.id)
         descent = Descent("", "a step of a build", plan.key)
-        return await self._second(snapshot, "build", "step", descent, plan.context.settings)
+        return await self._second(snapshot, "build", "step", descent, plan.settings)
 
     async def _flat(self, made: Snapshot) -> Snapshot:
         memory = made.memory
@@ -307,6 +347,11 @@ class Maker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _disk(plan: Plan) -> str:
+    """The key of the disk that a build's steps leave, where that is booted from."""
+    return hashlib.sha256(json.dumps(["disk", plan.key]).encode()).hexdigest()
 
 
 def _collection(planned: Planned, origin: Ground) -> str:

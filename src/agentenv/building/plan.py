@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from agentenv.building.definition import Definition, Step
 from agentenv.building.expansion import expand
-from agentenv.snapshot.records import GuestSettings, Resources, Start
+from agentenv.image.config import ImageConfig
+from agentenv.snapshot.records import GuestSettings, Init, Resources, Start
 
 # Part of every key: raise it when the same steps lead to something else than before.
 FORMAT = 1
@@ -84,6 +85,8 @@ class Root:
         start: what a template below runs.
         says_user, says_workdir: whether the base says as whom and where commands run.
         login_path: the PATH that its login shells keep already.
+        init: what its machines have as process 1.
+        config: what the image below says of how it is run.
     """
 
     identity: str
@@ -93,6 +96,8 @@ class Root:
     says_user: bool = True
     says_workdir: bool = True
     login_path: str | None = None
+    init: Init = "agent"
+    config: ImageConfig = field(default_factory=ImageConfig)
 
     @property
     def key(self) -> str:
@@ -132,13 +137,20 @@ class Planned:
 @dataclass(frozen=True)
 class Plan:
     """All of a build. `key` is that of the whole, `forced` that of the first step (0: the base) from which on
-    nothing that is known may be used; None where all may."""
+    nothing that is known may be used; None where all may. `init` is of sandboxes: steps are carried out with
+    the agent as process 1."""
 
     root: Root
     steps: tuple[Planned, ...]
     start: Start
     key: str
     forced: int | None
+    init: Init = "agent"
+
+    @property
+    def settings(self) -> GuestSettings:
+        """What sandboxes get."""
+        return replace(self.context.settings, init=self.init)
 
     @property
     def context(self) -> Context:
@@ -184,8 +196,9 @@ def plan(definition: Definition, root: Root, copied: Sequence[str] = ()) -> Plan
     start = root.start
     if definition.start:
         start = replace(definition.start, settings=context.starting)
-    key = _key(key, "start", start.command, start.ready)
-    return Plan(root, tuple(steps), start, key, _forced(definition))
+    init = definition.init or root.init
+    key = _key(key, "start", start.command, start.ready, *([init] if init != "agent" else []))
+    return Plan(root, tuple(steps), start, key, _forced(definition), init)
 
 
 def _forced(definition: Definition) -> int | None:

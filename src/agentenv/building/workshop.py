@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from agentenv.building.steps import BUSYBOX, Works
 from agentenv.errors import AenvError, CapacityExceeded, StoreFault, StoreFull
@@ -17,7 +18,7 @@ from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.core import IO_ERROR
 from agentenv.sandbox.guest import Command, Guest
 from agentenv.sandbox.launch import Launcher, spec_of
-from agentenv.snapshot.records import Descent, GuestSettings, Resources, Snapshot
+from agentenv.snapshot.records import Descent, GuestSettings, Init, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.machine import Layer, Machine
 
@@ -146,14 +147,25 @@ class Workshop:
         self._guest_at = guest_at
 
     @asynccontextmanager
-    async def booted(self, resources: Resources, layers: tuple[Layer, ...]) -> AsyncIterator[Bench]:
-        """A machine that has booted from disk layers; it is ended with the block.
+    async def booted(
+        self,
+        resources: Resources,
+        layers: tuple[Layer, ...],
+        init: Init = "agent",
+        *,
+        grows: bool = False,
+    ) -> AsyncIterator[Bench]:
+        """A machine that has booted from disk layers; it is ended with the block. With `grows` its filesystem
+        is smaller than its disk, and grows to that.
 
         Raises:
             CapacityExceeded: there was no room for long. GuestFault, HostFault, StoreFault: it cannot be
                 started.
         """
-        async with self._room(resources) as bench_id, self._bench(bench_id, resources, layers, None) as bench:
+        async with (
+            self._room(resources) as bench_id,
+            self._bench(bench_id, resources, layers, None, init, grows=grows) as bench,
+        ):
             yield bench
 
     @asynccontextmanager
@@ -202,13 +214,20 @@ class Workshop:
 
     @asynccontextmanager
     async def _bench(
-        self, bench_id: str, resources: Resources, layers: tuple[Layer, ...], snapshot: Snapshot | None
+        self,
+        bench_id: str,
+        resources: Resources,
+        layers: tuple[Layer, ...],
+        snapshot: Snapshot | None,
+        init: Init = "agent",
+        *,
+        grows: bool = False,
     ) -> AsyncIterator[Bench]:
         launcher = self.launcher
         slot = await launcher.slots.acquire(bench_id)
         machine: Machine | None = None
         try:
-            spec = spec_of(bench_id, resources, slot, layers, launcher.guest_files())
+            spec = spec_of(bench_id, resources, slot, layers, launcher.guest_files(), init)
             saved = snapshot and self.snapshots.saved(snapshot)
             if saved and snapshot:
                 machine = await launcher.hypervisor.restore(spec, saved, fingerprint=snapshot.fingerprint)
@@ -217,9 +236,9 @@ class Workshop:
                 machine = await launcher.hypervisor.boot(spec)
             self._admission.commit(bench_id)
             log.info("build machine %s is %s", bench_id, "restored" if saved else "booted")
-            await self._take_over(
-                machine, slot, launcher.resume_timeout_s if saved else launcher.boot_timeout_s
-            )
+            identity = replace(NOBODY, disk_mib=resources.disk_mib if grows else None)
+            limit_s = launcher.resume_timeout_s if saved else launcher.boot_timeout_s
+            await self._take_over(machine, slot, identity, limit_s)
             bench = Bench(self, machine, slot, self._guest_at(machine, slot.address), resources)
             if saved and snapshot:
                 bench.standing, bench.fingerprint = snapshot, snapshot.fingerprint
@@ -229,10 +248,10 @@ class Workshop:
         finally:
             await asyncio.shield(asyncio.ensure_future(self._end(machine, slot)))
 
-    async def _take_over(self, machine: Machine, slot: Slot, limit_s: float) -> None:
+    async def _take_over(self, machine: Machine, slot: Slot, identity: Identity, limit_s: float) -> None:
         agent = self.launcher.agent_at(slot.address)
         try:
-            await agent.take_over(machine, NOBODY, limit_s)
+            await agent.take_over(machine, identity, limit_s)
         finally:
             await agent.close()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -76,6 +77,28 @@ class Answer:
         return _BY_STATUS.get(self.status, HostFault)(f"{what}: {self.message or self.status}")
 
 
+def download(
+    url: str, out: IO[bytes], *, headers: Mapping[str, str] | None = None, limit_s: float = REQUEST_LIMIT_S
+) -> Answer:
+    """GET a body into a file as it comes; an answer other than 200 is returned with its body, as of `send`.
+
+    Raises:
+        Unreachable: nothing answers there, or it broke off.
+    """
+    with _asked("GET", url, headers or {}, None, limit_s) as response:
+        content = b""
+        if response.status == 200:
+            left = int(response.headers.get("Content-Length", -1))
+            while data := response.read(BLOCK):
+                out.write(data)
+                left -= len(data)
+            if left > 0:
+                raise http.client.IncompleteRead(b"", left)
+        else:
+            content = response.read()
+        return _answer(response, content)
+
+
 def send(
     method: str,
     url: str,
@@ -96,17 +119,28 @@ def send(
     Raises:
         Unreachable: nothing answers there.
     """
+    with _asked(method, url, headers or {}, body, limit_s) as response:
+        return _answer(response, response.read())
+
+
+def _answer(response: http.client.HTTPResponse, content: bytes) -> Answer:
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
+
+
+@contextmanager
+def _asked(
+    method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, limit_s: float
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request, to be read inside of the block."""
     address = urlsplit(url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s, blocksize=BLOCK)
     path = address.path + (f"?{address.query}" if address.query else "")
     try:
-        connection.request(method, path or "/", body=body, headers=dict(headers or {}))
-        response = connection.getresponse()
-        content = response.read()
+        connection.request(method, path or "/", body=body, headers=dict(headers))
+        yield connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
         origin = f"{address.scheme}://{address.netloc}"
         raise Unreachable(f"the node at {origin} does not answer: {error or type(error).__name__}") from error
     finally:
         connection.close()
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)

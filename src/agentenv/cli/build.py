@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config
-from agentenv.cli.env import variables
-from agentenv.cli.options import home_option
+from agentenv.cli.options import (
+    credential_options,
+    credentials,
+    init_option,
+    node_address,
+    node_options,
+)
 from agentenv.errors import InvalidRequest, StoreFault
 
 if TYPE_CHECKING:
     from agentenv.dockerfile.plan import Plan
+    from agentenv.snapshot.records import Init
 
 INTERRUPTED = 130
 
@@ -29,7 +34,7 @@ INTERRUPTED = 130
     "-f", "--file", "file", type=click.Path(path_type=Path), help="The Dockerfile (PATH/Dockerfile)."
 )
 @click.option(
-    "--build-arg", "given", multiple=True, metavar="NAME[=VALUE]", help="Value of an ARG; again for more."
+    "--build-arg", "arguments", multiple=True, metavar="NAME[=VALUE]", help="Value of an ARG; again for more."
 )
 @click.option("--target", metavar="STAGE", help="The stage to build, by name or number (the last one).")
 @click.option("--cpu", type=click.IntRange(min=1), metavar="N", help="Virtual cpus of its sandboxes.")
@@ -40,14 +45,16 @@ INTERRUPTED = 130
 @click.option("--detach", is_flag=True, help="Do not wait for the end: print the ids and go.")
 @click.option("--dry-run", is_flag=True, help="Print what would be asked of the node, as JSON; ask nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all of the log.")
-@click.option("--url", envvar="E2B_API_URL", help="The node (E2B_API_URL, or the local one).")
-@click.option("--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, or the local one's).")
-@home_option
+@init_option
+@credential_options
+@click.option("--registry", metavar="HOST[:PORT]", help="Whose they are, where several are asked.")
+@click.option("--docker-login", is_flag=True, help="Send the node what `docker login` left here instead.")
+@node_options
 def command(
     path: Path,
     name: str | None,
     file: Path | None,
-    given: tuple[str, ...],
+    arguments: tuple[str, ...],
     target: str | None,
     cpu: int | None,
     memory: int | None,
@@ -57,6 +64,11 @@ def command(
     detach: bool,
     dry_run: bool,
     verbose: bool,
+    init: Init | None,
+    username: str | None,
+    password_stdin: bool,
+    registry: str | None,
+    docker_login: bool,
     url: str | None,
     api_key: str | None,
     home: Path | None,
@@ -70,21 +82,24 @@ def command(
     Examples:
       aenv build . --name app
       aenv build . --name app:v2 --build-arg VERSION=2 --cpu 2 --memory 2048
+      pass show ghcr | aenv build . --name app --username owner --password-stdin
     """
     from agentenv.cli.building import Building, Wanted
     from agentenv.cli.builds import BuildNode
 
-    plan = _plan(path, file, _arguments(given), target)
-    wanted = Wanted(name or "", cpu, memory, start, ready, no_cache)
+    plan = _plan(path, file, _arguments(arguments), target)
+    wanted = Wanted(name or "", cpu, memory, start, ready, no_cache, init)
     if dry_run:
         click.echo(json.dumps(Building.preview(plan, wanted), indent=2))
         return
     if not name:
         raise InvalidRequest("the template needs a name", remedy="--name NAME")
-    if url is None or api_key is None:
-        local = variables(config.load(home=home))
-        url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
-    building = Building(BuildNode(url, api_key), wanted, verbose=verbose)
+    from agentenv.cli.registries import from_docker, from_options
+
+    url, api_key = node_address(url, api_key, home)
+    given = credentials(username, password_stdin)
+    logins = from_docker(plan) if docker_login else from_options(plan, given, registry)
+    building = Building(BuildNode(url, api_key), wanted, logins, verbose=verbose)
     try:
         build = building.run(plan, detach=detach)
     except KeyboardInterrupt:

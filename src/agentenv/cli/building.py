@@ -6,16 +6,20 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agentenv.cli.api import Unreachable
 from agentenv.cli.builds import Build, BuildNode, Line, Seen
+from agentenv.cli.registries import Logins, field
 from agentenv.dockerfile.bundle import Bundle
 from agentenv.dockerfile.plan import Plan, Stage
 from agentenv.dockerfile.request import body
 from agentenv.errors import AenvError
+
+if TYPE_CHECKING:
+    from agentenv.snapshot.records import Init
 
 POLL_S = 0.2  # as E2B's clients do: the interface has no way of waiting
 UNREACHABLE_S = 30.0  # a node that restarts is waited for
@@ -37,6 +41,7 @@ class Wanted:
     start: str | None = None
     ready: str | None = None
     force: bool = False
+    init: Init | None = None
 
 
 class Building:
@@ -46,8 +51,11 @@ class Building:
     from, and deleted at the end: the steps that they were built of stay in the node's cache.
     """
 
-    def __init__(self, node: BuildNode, wanted: Wanted, *, verbose: bool = False) -> None:
+    def __init__(
+        self, node: BuildNode, wanted: Wanted, logins: Logins | None = None, *, verbose: bool = False
+    ) -> None:
         self._node, self._wanted, self._verbose = node, wanted, verbose
+        self._logins = logins or {}
         self._current: Build | None = None
         self._inner: list[str] = []
 
@@ -101,7 +109,7 @@ class Building:
             if sent:
                 step = stage.steps[place]
                 click.echo(f"line {step.line}: {sent / (1 << 20):.1f} MiB sent", err=True)
-        self._node.start(build, asked)
+        self._node.start(build, {**asked, **field(self._logins, stage)})
         return build
 
     def _wait(self, build: Build, stage: Stage) -> None:
@@ -180,9 +188,10 @@ def _body(
     stage: Stage, plan: Plan, digests: dict[int, str], built: dict[int, str], wanted: Wanted
 ) -> dict[str, Any]:
     if stage is plan.target:
-        return body(stage, digests, built, start=wanted.start, ready=wanted.ready, force=wanted.force)
+        asked = body(stage, digests, built, start=wanted.start, ready=wanted.ready, force=wanted.force)
+        return {**asked, "init": wanted.init} if wanted.init else asked
     # Only the files of the others are wanted: nothing is started in them.
-    return body(stage, digests, built, start="", ready="", force=wanted.force)
+    return {**body(stage, digests, built, start="", ready="", force=wanted.force), "init": "agent"}
 
 
 def _bundles(stage: Stage) -> list[tuple[int, Bundle]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from agentenv import config
 from agentenv.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from agentenv.image.credentials import Credentials
+
+PASSWORD_VARIABLE = "AENV_REGISTRY_PASSWORD"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,24 +43,68 @@ def credential_options(function: F) -> F:
     function = click.option(
         "--password-stdin", is_flag=True, help="Read the password from standard input; it is not kept."
     )(function)
-    return click.option("--username", metavar="NAME", help="User name at the registry, this time only.")(
+    return click.option(
+        "--username",
+        "--registry-user",
+        "username",
+        metavar="NAME",
+        help=f"User name at the registry, this time only; the password may be in {PASSWORD_VARIABLE}.",
+    )(function)
+
+
+def node_options(function: F) -> F:
+    """`--url` and `--api-key` of the node that is asked, and `--home`; see `node_address`."""
+    function = home_option(function)
+    function = click.option(
+        "--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, or the local one's)."
+    )(function)
+    return click.option("--url", envvar="E2B_API_URL", help="The node (E2B_API_URL, or the local one).")(
         function
     )
+
+
+def node_address(url: str | None, api_key: str | None, home: Path | None) -> tuple[str, str]:
+    """URL and key of the node that is meant: what is not given is the local one's.
+
+    Raises:
+        Conflict: no node runs here. Unauthorized: its key file is not readable.
+    """
+    from agentenv.cli.env import variables
+
+    if url is None or api_key is None:
+        local = variables(config.load(home=home))
+        url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
+    return url, api_key
 
 
 def credentials(username: str | None, password_stdin: bool) -> Credentials | None:
     """What the two options give.
 
     Raises:
-        InvalidRequest: one is there without the other.
+        InvalidRequest: there is a name without a password, or none.
     """
     from agentenv.image.credentials import Credentials
 
     if not username and not password_stdin:
         return None
-    if not username or not password_stdin:
-        raise InvalidRequest("--username and --password-stdin go together")
-    return Credentials(username, sys.stdin.readline().rstrip("\r\n"))
+    password = os.environ.get(PASSWORD_VARIABLE)
+    if password_stdin:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not username or password is None:
+        raise InvalidRequest(
+            "a user name at a registry and its password go together",
+            remedy=f"--username with --password-stdin, or with {PASSWORD_VARIABLE}",
+        )
+    return Credentials(username, password)
+
+
+def init_option(function: F) -> F:
+    """`--init agent|systemd`."""
+    return click.option(
+        "--init",
+        type=click.Choice(["agent", "systemd"]),
+        help="What is process 1 of its sandboxes (as the image says: systemd if that is its entry point).",
+    )(function)
 
 
 def output_option(function: F) -> F:

@@ -19,7 +19,12 @@ from agentenv.cli.root import require_root
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Guest kernel (bzImage) to use instead of the distribution's cloud kernel.",
 )
-def command(home: Path | None, kernel: Path | None) -> None:
+@click.option(
+    "--local-ca",
+    is_flag=True,
+    help="Make a certificate authority for the node's domain too, which then speaks https as well.",
+)
+def command(home: Path | None, kernel: Path | None, local_ca: bool) -> None:
     """Prepare the data directory: guest kernel, initramfs, tools drive, KVM probe.
 
     Repeatable: what is already there and still right is left alone.
@@ -28,4 +33,8 @@ def command(home: Path | None, kernel: Path | None) -> None:
     require_root(settings)
     from agentenv.host.setup import setup
 
-    setup(settings, Steps())
+    setup(settings, Steps(), local_ca=local_ca)
+    if local_ca:
+        from agentenv.tls import trust
+
+        click.echo(trust.advice(settings))

@@ -1,4 +1,4 @@
-"""`aenv template`: make, list and delete templates."""
+"""`aenv template`: make, list, export and delete templates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from typing import TYPE_CHECKING
 import click
 
 from agentenv import config
-from agentenv.cli.options import credential_options, credentials, home_option, output_option
+from agentenv.cli.options import (
+    credential_options,
+    credentials,
+    home_option,
+    init_option,
+    node_address,
+    node_options,
+    output_option,
+)
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
 if TYPE_CHECKING:
     from agentenv.records.database import Database
+    from agentenv.snapshot.records import Init
     from agentenv.template.store import Template
 
 
 @click.group("template")
 def command() -> None:
-    """Make, list and delete templates."""
+    """Make, list, export and delete templates."""
 
 
 @command.command("create")
@@ -33,6 +42,7 @@ def command() -> None:
 @click.option("--vcpus", type=click.IntRange(min=1), help="Virtual cpus (1).")
 @click.option("--memory", type=click.IntRange(min=128), metavar="MIB", help="Memory in MiB (512).")
 @click.option("--disk", type=click.IntRange(min=64), metavar="MIB", help="Root disk in MiB (2048).")
+@init_option
 @click.option("--force", is_flag=True, help="Make it anew even if it is up to date.")
 @credential_options
 @home_option
@@ -42,6 +52,7 @@ def create(
     vcpus: int | None,
     memory: int | None,
     disk: int | None,
+    init: Init | None,
     force: bool,
     username: str | None,
     password_stdin: bool,
@@ -86,6 +97,7 @@ def create(
                 memory_mib=memory,
                 disk_mib=disk,
                 force=force,
+                init=init,
                 credentials=credentials(username, password_stdin),
                 progress=Steps(),
             )
@@ -129,6 +141,34 @@ def delete(names: tuple[str, ...], home: Path | None) -> None:
         for name in names:
             gone = templates.delete(name)
             click.echo(f"deleted {gone.name} {gone.id}")
+
+
+@command.command("export")
+@click.argument("name")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Where to (NAME.tar here); - is standard output.",
+)
+@node_options
+def export(name: str, file: Path | None, url: str | None, api_key: str | None, home: Path | None) -> None:
+    """Write the root filesystem of the template NAME[:TAG] to an OCI archive, which skopeo, podman and others
+    read, and `aenv template create --from` as well.
+
+    \b
+    Examples:
+      aenv template export app -o app.tar
+      aenv template export app -o - | skopeo copy oci-archive:/dev/stdin docker://ghcr.io/owner/app
+    """
+    from agentenv.cli.exporting import export as fetch
+    from agentenv.cli.exporting import file_of
+
+    url, api_key = node_address(url, api_key, home)
+    written = fetch(url, api_key, name, file or file_of(name))
+    click.echo(f"{name} {written >> 20} MiB", err=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The root filesystem at rest while the host captures the disk alone: written out and frozen, then thawed.
+"""The disks at rest while the host captures them alone: written out and frozen, then thawed.
 
 Whoever writes to a frozen filesystem waits in the kernel until it is thawed, and this agent, which has one
 thread, writes for its clients. So it is a child that freezes and thaws: as soon as the connection over which
@@ -12,12 +12,12 @@ import fcntl
 import os
 import select
 
-from agentenv.guest import loop
+from agentenv.guest import drives, loop
 from agentenv.guest.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
 
 LIMIT_S = 10.0
@@ -43,6 +43,15 @@ def root() -> int | None:
     return os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if ours else None
 
 
+def captured() -> list[int]:
+    """A directory, open, of each filesystem that the host captures: the root disk's, and those of drives."""
+    found = root()
+    if found is None:
+        return []
+    places = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for path in drives.written()]
+    return [*places, found]
+
+
 def freeze(directory: int) -> bool:
     """Write a filesystem out and let nobody write to it; False where it cannot be, or is frozen already."""
     try:
@@ -64,11 +73,11 @@ class Freezer:
     """Freezes for one connection at a time.
 
     Args:
-        find: opens what is to be frozen, or gives None where everything is only written out.
+        find: opens what is to be frozen; nothing, where everything is only written out.
         limit: seconds after which it is thawed whatever happens.
     """
 
-    def __init__(self, find: Callable[[], int | None] = root, limit: float = LIMIT_S) -> None:
+    def __init__(self, find: Callable[[], Sequence[int]] = captured, limit: float = LIMIT_S) -> None:
         self._find = find
         self._limit = limit
         self._control = -1  # once it is closed, the child thaws and ends
@@ -76,13 +85,13 @@ class Freezer:
         self._over.set()
 
     async def freeze(self, connection: int) -> None:
-        """Returns when everything is written out, and the root filesystem frozen where it can be."""
+        """Returns when everything is written out, and frozen where it can be."""
         await self.thaw()
-        directory = self._find()
+        directories = self._find()
         told, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         held, self._control = os.pipe2(os.O_CLOEXEC)
         if os.fork() == 0:
-            _child(directory, connection, held, telling, self._limit)
+            _child(directories, connection, held, telling, self._limit)
         os.close(telling)
         os.close(held)
         ready, self._over = loop.Event(), loop.Event()
@@ -99,7 +108,7 @@ class Freezer:
             loop.unwatch(told)
             os.close(told)
             self.release()
-            if directory is not None:
+            for directory in directories:
                 if said == _FROZEN:  # the child was killed
                     thaw(directory)
                 os.close(directory)
@@ -122,10 +131,10 @@ class Freezer:
         await self._over.wait()
 
 
-def _child(directory: int | None, connection: int, held: int, telling: int, limit: float) -> NoReturn:
+def _child(directories: Sequence[int], connection: int, held: int, telling: int, limit: float) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
-        kept = {directory, connection, held, telling, 0, 1, 2}
+        kept = {*directories, connection, held, telling, 0, 1, 2}
         for name in os.listdir("/proc/self/fd"):  # clients are to see their connections end
             if int(name) not in kept:
                 try:
@@ -133,14 +142,15 @@ def _child(directory: int | None, connection: int, held: int, telling: int, limi
                 except OSError:  # the listing's own
                     pass
         os.sync()
-        frozen = directory is not None and freeze(directory)
+        frozen = [directory for directory in directories if freeze(directory)]
         os.write(telling, _FROZEN if frozen else _THAWED)
-        if directory is not None and frozen:
+        if frozen:
             waiting = select.poll()
             waiting.register(connection, _ENDED)
             waiting.register(held, _ENDED)
             waiting.poll(limit * 1000)
-            thaw(directory)
+            for directory in frozen:
+                thaw(directory)
             os.write(telling, _THAWED)
     finally:
         os._exit(0)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from agentenv.guest import identity, ipv6, loop
-from agentenv.guest.connect import ConnectError, bytes_field, field, object_field, parse_message, text_field
+from agentenv.guest import drives, identity, ipv6, loop, remembered
+from agentenv.guest.connect import (
+    ConnectError,
+    bytes_field,
+    field,
+    int_field,
+    object_field,
+    parse_message,
+    text_field,
+)
 from agentenv.guest.context import VERSION
 from agentenv.guest.freeze import Freezer
 from agentenv.guest.http import HttpError, Response, json_response
@@ -17,17 +25,21 @@ if TYPE_CHECKING:
     from agentenv.guest.http import Request, Router
     from agentenv.guest.server import Server
 
+DRIVE_FAILED = 422  # the status of an answer that says which disk cannot be used as it is wanted, and why
 _LIMIT = 4 * 1024 * 1024
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")
 
 
-def register(router: Router, context: Context, server: Server, *, change_system: bool = True) -> None:
+def register(
+    router: Router, context: Context, server: Server, *, change_system: bool = True, remember: bool = False
+) -> None:
     """Adds /init, /health, /envs, /fsfreeze and /fsthaw.
 
     Without `change_system` /init touches nothing outside the agent (clock, host name, files): for an
-    agent that does not run in a machine of its own.
+    agent that does not run in a machine of its own. With `remember` an agent that comes after this one goes
+    on with what was said here.
     """
-    freezer = Freezer() if change_system else Freezer(lambda: None)
+    freezer = Freezer() if change_system else Freezer(tuple)
     files: list[Callable[[], object]] = []
 
     def write_files() -> None:
@@ -45,6 +57,8 @@ def register(router: Router, context: Context, server: Server, *, change_system:
         try:
             message = parse_message(await request.read(_LIMIT))
             changes, later = _changes(message) if change_system else ([], [])
+            wanted = drives.wanted_of(message) if change_system else []
+            wanted_mib = int_field(message, "diskSizeMB") if change_system else 0
             apply_to_context(context, message)
             if change_system and text_field(message, "caBundle"):
                 context.env = {**identity.trust_variables(), **context.env}
@@ -52,6 +66,13 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             raise HttpError(400, error.message) from None
         for change in changes:
             _try(change)
+        try:
+            if wanted_mib:
+                await drives.grow_root(wanted_mib)
+            for drive in wanted:
+                drives.mount(drive)
+        except drives.DriveFailed as error:
+            raise HttpError(DRIVE_FAILED, str(error)) from None
         if later:
             files.extend(later)
             loop.spawn(write_files_next())
@@ -60,6 +81,8 @@ def register(router: Router, context: Context, server: Server, *, change_system:
             context.lifecycle = lifecycle
             freezer.release()  # as after a restore, when nobody is there who would thaw
             server.drop_others(request)
+        if remember:
+            _try(lambda: remembered.keep(context))
         return Response(204, headers=(("x-envd-version", VERSION),))
 
     async def freeze(request: Request) -> Response:

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 
-from agentenv.guest import forward, init, launch, loop, process_service, reaper
+from agentenv.guest import forward, init, launch, loop, process_service, reaper, remembered
 from agentenv.guest.context import GATEWAY, UNAUTHORIZED, Context
 from agentenv.guest.http import HttpError, Request, Response, Router, error_response
 from agentenv.guest.lean import signal
@@ -69,14 +69,21 @@ def main(arguments: list[str] | None = None) -> None:
     loop.run(serve(options))
 
 
+def is_service(options: Options) -> bool:
+    """Whether something else is process 1, which starts the agent again when it ends."""
+    return options.init and os.getpid() != 1
+
+
 async def serve(options: Options) -> None:
     """Serves for ever."""
     reaper.start()
     context = Context(options.gateway, options.user)
     context.env["E2B_SANDBOX"] = "true"
+    if is_service(options):
+        remembered.recall(context)
     router = Router()
     server = Server(router, gate_of(context))
-    init.register(router, context, server, change_system=options.init)
+    init.register(router, context, server, change_system=options.init, remember=is_service(options))
     process_service.register(router, context)
     forward.register(router, context)
     _register_files(router, context)

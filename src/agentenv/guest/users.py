@@ -11,6 +11,7 @@ import os
 
 PASSWD = "/etc/passwd"
 GROUP = "/etc/group"
+_NOBODYS = 0xFFFF_FFFF  # what stands for "no user" in system calls
 
 
 class User:
@@ -58,7 +59,8 @@ _found_in: tuple[list[list[str]], list[list[str]]] = ([], [])
 
 
 def find(name: str) -> User:
-    """The account of that name, or of that number when no name is like it.
+    """The account of that name, or of that number when no name is like it. A number that the image does not
+    know is an account as well, as in Docker: of the group 0, at home in /.
 
     Raises:
         KeyError: there is none.
@@ -81,6 +83,8 @@ def _find(name: str) -> User:
         return User(row[0], uid, gid, row[5], row[6] if len(row) > 6 else "", _groups_of(row[0], gid))
     if name in ("root", "0"):
         return User("root", 0, 0, "/root", "/bin/sh", (0,))
+    if name.isascii() and name.isdigit() and int(name) < _NOBODYS:
+        return User(name, int(name), 0, "/", "/bin/sh", (0,))
     raise KeyError(name)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from agentenv.guestimage import cpio
 from agentenv.guestimage.kernel import Kernel
 from agentenv.guestimage.modules import Module, ModuleTree
+from agentenv.guestimage.tools import MOUNT_POINT
 from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_PREFIX
 
 # Devices of a microvm machine, as modules in the order in which they load. ext4 is for kernels that
@@ -38,6 +39,32 @@ tmpfs /root/run tmpfs mode=755,nosuid,nodev 0 0
 cgroup2 /root/sys/fs/cgroup cgroup2 nosuid,nodev,noexec,nsdelegate 0 0
 """
 
+# A word of the kernel's command line that has systemd become process 1 instead of the agent.
+SYSTEMD = "agentenv.init=systemd"
+
+# The agent where systemd is process 1: early, whatever else comes up, and started again when it is killed.
+# Its processes are no service's: one that runs out of memory, or an agent that starts again, ends no other.
+UNIT = f"""\
+[Unit]
+Description=AgentENV agent
+DefaultDependencies=no
+RequiresMountsFor={MOUNT_POINT}
+IgnoreOnIsolate=yes
+RefuseManualStop=yes
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart=%s
+Restart=always
+RestartSec=0
+KillMode=process
+OOMPolicy=continue
+OOMScoreAdjust=-1000
+TasksMax=infinity
+StandardOutput=file:/dev/console
+StandardError=file:/dev/console
+"""
+
 
 def pack(kernel: Kernel, busybox: Path, command: Sequence[str]) -> bytes:
     """The archive for a kernel; `command` is what becomes process 1 on the root disk."""
@@ -47,6 +74,7 @@ def pack(kernel: Kernel, busybox: Path, command: Sequence[str]) -> bytes:
     entries.append(cpio.file("bin/busybox", busybox.read_bytes(), 0o755))
     entries.append(cpio.file("early", EARLY.encode()))
     entries.append(cpio.file("late", LATE.encode()))
+    entries.append(cpio.file("agentenv.service", (UNIT % shlex.join(command)).encode()))
     entries.append(cpio.file("init", init_script(modules, command).encode(), 0o755))
     entries += _module_entries(kernel.release, modules)
     return cpio.clear_of_tables(gzip.compress(cpio.archive(entries), mtime=0))
@@ -70,6 +98,7 @@ def init_script(modules: Sequence[Module], command: Sequence[str]) -> str:
         "ADDRESS": GUEST_ADDRESS,
         "NETMASK": str(network.netmask),
         "GATEWAY": GATEWAY_ADDRESS,
+        "SYSTEMD": SYSTEMD,
         "COMMAND": shlex.join(command),
     }.items():
         text = text.replace(f"@{name}@", value)

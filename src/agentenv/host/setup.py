@@ -12,7 +12,7 @@ from pathlib import Path
 from agentenv.config import Settings
 from agentenv.errors import AenvError, HostFault, StoreFull
 from agentenv.guestimage import build as guest
-from agentenv.guestimage.steps import Report, step
+from agentenv.guestimage.steps import Report, Step, step
 from agentenv.host import accelerator
 
 LONG = {"kernel": "looking for the guest kernel"}
@@ -29,13 +29,21 @@ def silent(line: str) -> None:
     """A progress callback for those who do not care."""
 
 
-def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: bool = False) -> Outcome:
+def setup(
+    settings: Settings,
+    say: Callable[[str], None] = silent,
+    *,
+    refresh: bool = False,
+    local_ca: bool = False,
+) -> Outcome:
     """Make the directories, the guest's files, and the choice of accelerator.
 
     Blocking. `say` gets a line for every step that ends, with the time it took, and one as a long
-    step begins; with `refresh`, a newer guest kernel is looked for.
+    step begins; with `refresh`, a newer guest kernel is looked for; with `local_ca`, a certificate
+    authority for the node's domain is made.
 
     Raises:
+        InvalidRequest: there can be no certificate for the node's domain.
         HostIncapable: a program or package is missing; the error says how to get it.
         HostFault: something that should work failed, as a download.
         StoreFull: no space in the data directory or for temporary files.
@@ -52,11 +60,23 @@ def setup(settings: Settings, say: Callable[[str], None] = silent, *, refresh: b
         current.changed = bool(made)
         current.detail = str(settings.home)
         changed += made
+    if local_ca:
+        with step("authority", progress) as current:
+            changed += make_authority(settings, current)
     with filesystem_faults(settings):
         changed += guest.build(settings, progress, refresh=refresh).made
     with step("accelerator", progress) as current:
         current.detail = str(accelerator.choose(settings))
     return Outcome(tuple(changed))
+
+
+def make_authority(settings: Settings, current: Step) -> list[str]:
+    """Make the local certificate authority, if there is none for the node's domain; returns what changed."""
+    from agentenv.tls import authority
+
+    current.changed = authority.establish(settings.tls_dir, settings.domain_name)
+    current.detail = f"for {settings.domain_name}, in {settings.tls_dir}"
+    return [str(settings.tls_dir)] if current.changed else []
 
 
 @contextmanager

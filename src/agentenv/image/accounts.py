@@ -34,8 +34,8 @@ def parse_passwd(text: str) -> Mapping[str, Account]:
 def default_account(accounts: Mapping[str, Account], image_user: str) -> Account:
     """The account by the rule above.
 
-    A USER given as a number is looked up by uid. One that the image's passwd file does not know
-    counts as not given, since a process needs a home and groups: root then.
+    A USER given as a number is looked up by uid; one that the image's passwd file does not know is an account
+    at home in /, as in Docker. A name that it does not know counts as not given: root then.
     """
     if found := accounts.get(E2B_USER):
         return found
@@ -46,6 +46,7 @@ def default_account(accounts: Mapping[str, Account], image_user: str) -> Account
         for account in accounts.values():
             if account.uid == int(wanted):
                 return account
+        return Account(wanted, int(wanted), "/")
     return accounts.get("root", Account("root", 0, "/root"))
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.errors import StoreCorrupt
+
+# Programs that are systemd, by the names that images start it with.
+SYSTEMD_PROGRAMS = frozenset(
+    ("/sbin/init", "/usr/sbin/init", "/lib/systemd/systemd", "/usr/lib/systemd/systemd", "/bin/systemd")
+)
+# A label by which an image says whether it is to be started with systemd or not.
+INIT_LABEL = "org.agentenv.init"
+_INITS: dict[str, Literal["agent", "systemd"]] = {"agent": "agent", "systemd": "systemd"}
 
 DOCUMENT_LIMIT = 8 << 20  # bytes; manifests and configurations are read whole
 
@@ -46,6 +54,26 @@ class ImageConfig:
             exposed_ports=tuple(sorted(_object(config, "ExposedPorts"))),
             labels={key: str(value) for key, value in _object(config, "Labels").items()},
         )
+
+    @property
+    def init(self) -> Literal["agent", "systemd"]:
+        """What is to be process 1: what the label says, else systemd where the image starts it."""
+        program = (*self.entrypoint, *self.cmd)[:1]
+        starts = bool(program) and program[0] in SYSTEMD_PROGRAMS
+        return _INITS.get(self.labels.get(INIT_LABEL, ""), "systemd" if starts else "agent")
+
+    def image_document(self) -> dict[str, Any]:
+        """The `config` object of an image, of which `from_image` makes an equal value."""
+        fields: dict[str, Any] = {
+            "User": self.user,
+            "ExposedPorts": {port: {} for port in self.exposed_ports},
+            "Env": [f"{key}={value}" for key, value in self.env.items()],
+            "Entrypoint": list(self.entrypoint),
+            "Cmd": list(self.cmd),
+            "WorkingDir": self.workdir,
+            "Labels": dict(self.labels),
+        }
+        return {key: value for key, value in fields.items() if value}
 
     def document(self) -> dict[str, Any]:
         """A JSON object from which `from_document` makes an equal value."""

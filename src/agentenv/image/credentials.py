@@ -1,4 +1,4 @@
-"""Who asks a registry: credentials given with a request."""
+"""Who asks a registry: credentials given with a request, which live in memory only."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ class Credentials:
     username: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class AwsKeys:
+    """What is exchanged for credentials of a registry of Amazon's, see registry.ecr; kept as those are."""
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    region: str

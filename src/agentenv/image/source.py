@@ -93,6 +93,24 @@ def parse(source: str, exists: Callable[[str], bool]) -> Source:
     return Remote(reference.parse(source), assumed=True)
 
 
+def remote_only(source: str) -> str:
+    """The same source where it is an image of a registry, said so that no file of this host can be meant.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    try:
+        meant = parse(source, lambda _: False)
+    except NotFound:
+        meant = None
+    if not isinstance(meant, Remote):
+        raise InvalidRequest(
+            f"{source} is no image of a registry",
+            remedy="AENV_BUILD_FROM_PATHS lets builds and creates read images from this host's files",
+        )
+    return f"docker:{source.removeprefix('docker:').removeprefix('//')}"
+
+
 def _located(text: str, kind: Kind | None, exists: Callable[[str], bool]) -> Located | None:
     if not text:
         raise InvalidRequest("the source is empty", remedy=f"give {SOURCE_FORMS}")

@@ -34,6 +34,31 @@ def paused(sandbox_id: str) -> Payload:
     return {"sandboxId": sandbox_id, "message": "The sandbox is paused", "code": 410}
 
 
+def not_awake(sandbox_id: str) -> Payload:
+    """The sandbox was to be woken and took longer than a request waits."""
+    return {"sandboxId": sandbox_id, "message": "The sandbox did not wake in time", "code": 504}
+
+
+def crowded(sandbox_id: str, limit: int) -> Payload:
+    """As much is under way to the sandbox as may be. E2B's fields."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": f"The sandbox has too many requests under way (limit: {limit})",
+        "code": 429,
+        "connectionLimit": limit,
+    }
+
+
+def too_slow(sandbox_id: str, port: int) -> Payload:
+    """The guest has not begun to answer in the time that it has, or nothing has moved for too long."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox did not answer in time",
+        "port": port,
+        "code": 504,
+    }
+
+
 def not_running(sandbox_id: str, *, paused: bool) -> Payload:
     """The same two with the statuses of the API, for who asks with its key."""
     if paused:
@@ -75,6 +100,15 @@ def traffic_refused(sandbox_id: str) -> Payload:
     return {
         "sandboxId": sandbox_id,
         "message": "This sandbox is private: send its traffic access token in e2b-traffic-access-token",
+        "code": 403,
+    }
+
+
+def wake_refused(sandbox_id: str) -> Payload:
+    """The sandbox is paused, and the request lacks the access token that it takes to wake it."""
+    return {
+        "sandboxId": sandbox_id,
+        "message": "The sandbox is paused: a request to its agent needs the access token to wake it",
         "code": 403,
     }
 

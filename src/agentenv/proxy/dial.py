@@ -14,7 +14,6 @@ from agentenv.proxy.directory import Route
 from agentenv.proxy.routing import AGENT_PORT
 from agentenv.proxy.upstream import Key, Upstream
 
-CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 1.0  # for all of the question to the agent
 # A guest's server may be starting when its port is first asked for. A port that stays closed is
 # known to be so after the sum, 0.35 s.
@@ -22,19 +21,22 @@ PAUSES_S = (0.05, 0.1, 0.2)
 _RETRIED = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNRESET})
 
 
-async def dial(route: Route, port: int, current: Callable[[Route], bool]) -> Upstream | None:
+async def dial(
+    route: Route, port: int, current: Callable[[Route], bool], connect_s: float
+) -> Upstream | None:
     """A connection to a port of a sandbox, on which nothing was sent; None when there is none to be had.
 
     Args:
         route: the sandbox, and the generation that the connection is for.
         port: of the guest.
         current: whether the route still leads to a running sandbox.
+        connect_s: the time that one attempt may take.
     """
     pauses = iter(PAUSES_S)
     may_ask = port != AGENT_PORT
     while True:
         try:
-            return await connect(route, port)
+            return await connect(route, port, connect_s)
         except OSError as error:
             if error.errno not in _RETRIED:
                 return None
@@ -51,14 +53,14 @@ async def dial(route: Route, port: int, current: Callable[[Route], bool]) -> Ups
             return None
 
 
-async def connect(route: Route, port: int) -> Upstream:
+async def connect(route: Route, port: int, limit_s: float) -> Upstream:
     """Open a connection to a port of a sandbox. Nothing is sent.
 
     Raises:
-        OSError: refused or unreachable; TimeoutError, which is one, after `CONNECT_TIMEOUT_S`.
+        OSError: refused or unreachable; TimeoutError, which is one, after `limit_s`.
     """
     key = Key(route.sandbox_id, route.generation, port)
-    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+    async with asyncio.timeout(limit_s):
         loop = asyncio.get_running_loop()
         _, upstream = await loop.create_connection(lambda: Upstream(key), route.address, port)
     return upstream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Asleep = Literal["paused", "wakes", "stalled"]
 
@@ -19,6 +19,15 @@ class Route:
     sandbox_id: str
     generation: int
     address: str
+    access_token: str
+    traffic_token: str | None
+    public: bool
+    mask_host: str | None = None  # what its services are told for Host, see `sandbox.masking`
+
+
+class Guard(NamedTuple):
+    """What is asked of those who come to a sandbox: the parts of a route that it has without one as well."""
+
     access_token: str
     traffic_token: str | None
     public: bool
@@ -41,6 +50,9 @@ class Directory(Protocol):
         """For a sandbox without a route: whether it is paused, whether it would wake for traffic or is
         about to run again, and whether it stands still since its disk cannot be written. None for every
         other one."""
+
+    def guard(self, sandbox_id: str) -> Guard | None:
+        """What is asked of those who want to wake a sandbox; None if there is no such sandbox."""
 
     async def wake(self, sandbox_id: str) -> None:
         """Have a sandbox that `wakes` run again, and return when it does or cannot: then its route tells."""

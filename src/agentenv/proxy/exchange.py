@@ -42,8 +42,8 @@ class Client(Protocol):
     def write(self, data: bytes) -> None:
         """Send to the client."""
 
-    def write_eof(self) -> None:
-        """Send no more, and go on reading (where the transport can: not with TLS)."""
+    def write_eof(self) -> bool:
+        """Send no more, and go on reading; false where that cannot be, as with TLS."""
 
     def hold_body(self, hold: bool) -> None:
         """Read no more of the request for now, or go on."""

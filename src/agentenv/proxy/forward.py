@@ -11,7 +11,14 @@ from __future__ import annotations
 from agentenv.proxy.head import AnswerHead, RequestHead
 
 
-def request_to_guest(head: RequestHead, path: bytes, client: bytes, scheme: bytes, upgrade: bool) -> bytes:
+def request_to_guest(
+    head: RequestHead,
+    path: bytes,
+    client: bytes,
+    scheme: bytes,
+    upgrade: bool,
+    host: bytes | None = None,
+) -> bytes:
     """The head to send to a guest.
 
     Args:
@@ -20,6 +27,7 @@ def request_to_guest(head: RequestHead, path: bytes, client: bytes, scheme: byte
         client: the client's address.
         scheme: `http` or `https`, as the client spoke it.
         upgrade: pass on the wish to change the protocol.
+        host: what the guest is told in the place of the host that the client asked for.
     """
     earlier = head.noted.get(b"x-forwarded-for")
     if upgrade and head.upgrade is not None:
@@ -33,7 +41,7 @@ def request_to_guest(head: RequestHead, path: bytes, client: bytes, scheme: byte
         head.method,
         path,
         head.minor,
-        head.host,
+        head.host if host is None else host,
         head.kept,
         client if earlier is None else earlier + b", " + client,
         head.host,

@@ -16,7 +16,7 @@ from uvicorn.protocols.utils import get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from agentenv.config import Settings
-from agentenv.errors import InvalidRequest
+from agentenv.errors import AenvError, InvalidRequest
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.api import ApiExchange
@@ -27,7 +27,6 @@ from agentenv.proxy.forwarded import Forwarded
 from agentenv.proxy.framing import Body, Malformed, Sized, UntilClose
 from agentenv.proxy.head import (
     END,
-    HEAD_LIMIT,
     HeadTooLarge,
     Memory,
     NeverComplete,
@@ -36,20 +35,22 @@ from agentenv.proxy.head import (
     parse_request,
     request_body,
 )
+from agentenv.proxy.limits import TooManyConnections
 from agentenv.proxy.order import Order, Passage
 from agentenv.proxy.plane import DataPlane
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
 
-HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
-IDLE_TIMEOUT_S = 640.0  # between requests; longer than any client keeps a connection
 SHUTDOWN_S = 3.0  # that relays under way have when the server ends; then they are reset
 LINGER_S = 2.0  # that a client has to read an answer which ends its connection while it still sends
 LINGER_LIMIT = 16 * 1024 * 1024  # bytes that it may send meanwhile
 DISCARD_LIMIT = 1024 * 1024  # bytes of an unwanted body that are read to keep the connection
 
+TLS_HANDSHAKE = b"\x16"  # the first byte of a client that speaks TLS (RFC 8446, 5.1)
+
 _BODY, _NEXT, _API = 1, 2, 4  # why reading from the client is paused
+_NO_TLS = "TLS is not spoken on this port: use http://, or the port of AENV_TLS_PORT"
 _LOOPBACK = (b"127.0.0.1", b"::1")
 
 
@@ -131,7 +132,8 @@ class Front(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         self._since = self._loop.time()
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # it is one in all but name
-        self.plane.connected(self, self._loop)
+        if not self.plane.connected(self, self._loop):
+            self._refuse(TooManyConnections("this address has as many connections as it may have"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -195,9 +197,10 @@ class Front(asyncio.Protocol):
         """See `Connection.sweep`."""
         if self._exchange is not None or self._closing:
             return
-        if self._head and now - self._since > HEAD_TIMEOUT_S:
-            self._refuse(NeverComplete(f"the request's head was not complete after {HEAD_TIMEOUT_S:.0f} s"))
-        elif now - self._since > IDLE_TIMEOUT_S:
+        limits = self.plane.limits
+        if self._head and now - self._since > limits.head_s:
+            self._refuse(NeverComplete(f"the request's head was not complete after {limits.head_s:g} s"))
+        elif now - self._since > limits.idle_s:
             self._transport.close()
 
     # The request's side.
@@ -220,8 +223,8 @@ class Front(asyncio.Protocol):
             self._keep_partial(data)
             return b""
         head.clear()
-        if end > HEAD_LIMIT:
-            self._refuse(HeadTooLarge(f"the request's head is longer than {HEAD_LIMIT} bytes"))
+        if end > self.plane.limits.head_bytes:
+            self._refuse_long_head()
             return b""
         self._begin(source[: end + 2])
         return source[end + len(END) :]
@@ -234,9 +237,9 @@ class Front(asyncio.Protocol):
             head += data
             self._since = self._loop.time()
         if head != b"\r" and never_a_head(head, checked):
-            self._refuse(Malformed("the request is malformed"))
-        elif len(head) > HEAD_LIMIT + len(END):
-            self._refuse(HeadTooLarge(f"the request's head is longer than {HEAD_LIMIT} bytes"))
+            self._refuse(Malformed(_NO_TLS if head[:1] == TLS_HANDSHAKE else "the request is malformed"))
+        elif len(head) > self.plane.limits.head_bytes + len(END):
+            self._refuse_long_head()
 
     def _begin(self, raw: bytes) -> None:
         try:
@@ -256,7 +259,8 @@ class Front(asyncio.Protocol):
         elif isinstance(where, Passage):
             self._begin_relay(where, self._body is not None)
         elif isinstance(where, str):
-            self._exchange = Waking(self, self.plane.directory, where, head, self._body is not None)
+            wake_s = self.plane.limits.wake_s
+            self._exchange = Waking(self, self.plane.directory, where, head, self._body is not None, wake_s)
             self._exchange.start()
         else:
             self.answer(head, where)
@@ -306,8 +310,8 @@ class Front(asyncio.Protocol):
             return
         where = self.plane.resolve(waiting.head)
         if not isinstance(where, Passage):
-            gone = answers.not_found(waiting.sandbox_id)
-            self.answer(waiting.head, where if isinstance(where, dict) else gone)
+            gone = answers.not_awake if waiting.late else answers.not_found
+            self.answer(waiting.head, where if isinstance(where, dict) else gone(waiting.sandbox_id))
             return
         self._begin_relay(where, waiting.has_body)
         if self.full and self._exchange is not None:
@@ -331,10 +335,12 @@ class Front(asyncio.Protocol):
         if not self._closing:
             self._transport.write(data)
 
-    def write_eof(self) -> None:
+    def write_eof(self) -> bool:
         """See `Client.write_eof`."""
-        if not self._closing and self._transport.can_write_eof():
-            self._transport.write_eof()
+        if self._closing or not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
 
     def hold_body(self, hold: bool) -> None:
         """See `Client.hold_body`."""
@@ -386,11 +392,8 @@ class Front(asyncio.Protocol):
         self._exchange = self._body = None
         if self._closing:
             return
+        self.write_eof()
         self._closing = True
-        if not self._transport.can_write_eof():
-            self._transport.close()
-            return
-        self._transport.write_eof()
         self._resume(_BODY | _NEXT | _API)
         self._loop.call_later(LINGER_S, self._transport.close)
 
@@ -429,7 +432,11 @@ class Front(asyncio.Protocol):
         else:
             self.reset()
 
-    def _refuse(self, error: Malformed) -> None:
+    def _refuse_long_head(self) -> None:
+        limit = self.plane.limits.head_bytes
+        self._refuse(HeadTooLarge(f"the request's head is longer than {limit} bytes"))
+
+    def _refuse(self, error: AenvError) -> None:
         self._body = None
         self.write(answers.message(answers.of_error(error), None, close=True))
         self.give_up_body()

@@ -14,7 +14,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from agentenv.proxy.framing import Body, Chunked, Malformed, Sized, UntilClose
 
-HEAD_LIMIT = 64 * 1024  # bytes, of requests and of answers
 END = b"\r\n\r\n"
 HOST_LIMIT = 512  # bytes; names have up to 253 (RFC 1035, 2.3.4), and a port may follow
 LENGTH_DIGITS = 18  # the most that a Content-Length may have
@@ -71,7 +70,7 @@ _OF_ANSWERS = _fields_to_find(_HOP_BY_HOP | {b"content-length", b"transfer-encod
 
 
 class HeadTooLarge(Malformed):
-    """A request's head is longer than `HEAD_LIMIT`."""
+    """A request's head is longer than may be."""
 
     status = 431
 

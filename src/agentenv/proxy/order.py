@@ -13,6 +13,7 @@ from agentenv.proxy.forward import request_to_guest
 from agentenv.proxy.head import RequestHead
 from agentenv.proxy.routing import AGENT_PORT, Target
 from agentenv.proxy.upstream import Key
+from agentenv.sandbox.masking import masked
 
 _SAFE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
@@ -47,4 +48,13 @@ class Order:
         self.key = Key(route.sandbox_id, route.generation, target.port)
         self.upgrade = target.port != AGENT_PORT and head.upgrade is not None
         self.replayable = not has_body and head.method in _SAFE
-        self.request = request_to_guest(head, target.path, client, scheme, self.upgrade)
+        self.request = request_to_guest(
+            head, target.path, client, scheme, self.upgrade, told_host(route, target.port)
+        )
+
+
+def told_host(route: Route, port: int) -> bytes | None:
+    """The host that a service is told, if it is another than was asked for; the agent is told the truth."""
+    if route.mask_host is None or port == AGENT_PORT:
+        return None
+    return masked(route.mask_host, port)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import Protocol
+from collections import Counter
+from typing import Protocol, TypeVar
 
 from agentenv.config import Settings
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
-from agentenv.proxy.directory import Directory, Route
+from agentenv.proxy.directory import Directory, Guard, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
+from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
-from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal
+from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal, signed
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
 
+K = TypeVar("K")
+
 
 class Connection(Protocol):
     """A client's connection, as the sweep sees it."""
+
+    address: bytes
 
     def sweep(self, now: float) -> None:
         """End it if it has been idle, or in the midst of a head, for too long."""
@@ -31,17 +37,20 @@ class DataPlane:
 
     Args:
         directory: the sandboxes.
-        settings: the node's; the domain is used.
+        settings: the node's; the domain and the limits are used.
         api_key: what forwarding a port takes; without one nobody may.
     """
 
     def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
         self.directory = directory
+        self.limits = Limits.of(settings)
         self._api_key = api_key.encode()
         self.domain = settings.domain
         self.pool = Pool()
         self._connections: set[Connection] = set()
         self._relays: set[Relay] = set()
+        self._by_address: Counter[bytes] = Counter()
+        self._by_sandbox: Counter[str] = Counter()  # only where there is a limit
         self._timer: asyncio.TimerHandle | None = None
 
     def abort(self, sandbox_id: str, generation: int) -> None:
@@ -66,10 +75,15 @@ class DataPlane:
     def enter(self, relay: Relay) -> None:
         """See `Relays.enter`."""
         self._relays.add(relay)
+        if self.limits.per_sandbox:
+            self._by_sandbox[relay.sandbox_id] += 1
 
     def leave(self, relay: Relay) -> None:
         """See `Relays.leave`."""
-        self._relays.discard(relay)
+        if relay in self._relays:
+            self._relays.remove(relay)
+            if self.limits.per_sandbox:
+                _count_out(self._by_sandbox, relay.sandbox_id)
 
     def current(self, route: Route) -> bool:
         """See `Relays.current`."""
@@ -78,15 +92,20 @@ class DataPlane:
 
     # For fronts.
 
-    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """A client has connected."""
+    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
+        """A client has connected; false if it has too many connections now."""
         self._connections.add(connection)
+        self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
+        most = self.limits.per_client
+        return most == 0 or self._by_address[connection.address] <= most
 
     def disconnected(self, connection: Connection) -> None:
         """A client's connection is gone, or no longer the front's."""
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            _count_out(self._by_address, connection.address)
 
     def resolve(self, head: RequestHead, last: Passage | None = None) -> Passage | Payload | str | None:
         """Where a request goes: to a sandbox, nowhere (with the answer to give), or to the API (None). An id
@@ -110,21 +129,20 @@ class DataPlane:
         if where is None:
             return None
         if isinstance(where, Signed):
-            signer = self.directory.by_signature(
-                where.path, where.operation, where.username, where.signature, where.expiration
-            )
+            signer = self._signer(where)
             if signer is None:
                 return answers.bad_signature()
             if isinstance(signer, str):
                 return signer
-            return Passage(head, Target(signer.sandbox_id, AGENT_PORT, where.target, True), signer, True)
+            target = Target(signer.sandbox_id, AGENT_PORT, where.target, True)
+            return self._crowded(signer.sandbox_id) or Passage(head, target, signer, True)
         if where.raw and not self._has_key(head):
             return answers.no_key()
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
-            if asleep == "wakes":
-                return where.sandbox_id
+            if asleep == "wakes" and (guard := self.directory.guard(where.sandbox_id)) is not None:
+                return self._wake_refusal(head, where, guard) or where.sandbox_id
             if asleep == "stalled":
                 return answers.stalled(where.sandbox_id)
             if where.raw:
@@ -132,7 +150,28 @@ class DataPlane:
             if asleep == "paused" and not where.e2b:
                 return answers.paused(where.sandbox_id)
             return answers.not_found(where.sandbox_id)
-        return refusal(head, where, route) or Passage(head, where, route)
+        refused = refusal(head, where, route) or self._crowded(where.sandbox_id)
+        return refused or Passage(head, where, route, fleeting=self.limits.per_sandbox > 0)
+
+    def _crowded(self, sandbox_id: str) -> Payload | None:
+        most = self.limits.per_sandbox
+        return answers.crowded(sandbox_id, most) if 0 < most <= self._by_sandbox[sandbox_id] else None
+
+    def _wake_refusal(self, head: RequestHead, target: Target, guard: Guard) -> Payload | None:
+        """Why a request may not wake its sandbox; None when it may. The agent, which checks its token and
+        signatures for itself, does not run yet; so they are checked here."""
+        if target.port == AGENT_PORT and guard.access_token:
+            given, wanted = head.value(b"x-access-token"), guard.access_token.encode()
+            url = signed(head)
+            signs = url is not None and self._signer(url) == target.sandbox_id
+            if not signs and not hmac.compare_digest(given, wanted):
+                return answers.wake_refused(target.sandbox_id)
+        return refusal(head, target, guard)
+
+    def _signer(self, url: Signed) -> Route | str | None:
+        return self.directory.by_signature(
+            url.path, url.operation, url.username, url.signature, url.expiration
+        )
 
     def _has_key(self, head: RequestHead) -> bool:
         return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
@@ -142,21 +181,30 @@ class DataPlane:
         self.pool.sweep(now)
         for connection in list(self._connections):
             connection.sweep(now)
+        if self.limits.answer_s or self.limits.still_s:
+            for relay in list(self._relays):
+                relay.sweep(now, self.limits)
         again = bool(self._connections) or len(self.pool) > 0
         self._timer = loop.call_later(SWEEP_S, self._sweep, loop) if again else None
 
 
-def refusal(head: RequestHead, target: Target, route: Route) -> Payload | None:
+def _count_out(counter: Counter[K], key: K) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
+
+
+def refusal(head: RequestHead, target: Target, guard: Route | Guard) -> Payload | None:
     """Why a request may not go where it wants to; None when it may.
 
     The agent's own access token is the agent's to check.
     """
     if target.port == AGENT_PORT:
         return answers.internal_path() if is_internal(target.path.partition(b"?")[0]) else None
-    if route.public:
+    if guard.public:
         return None
     given = head.noted.get(TRAFFIC_TOKEN, b"")
-    wanted = (route.traffic_token or "").encode()
+    wanted = (guard.traffic_token or "").encode()
     if wanted and hmac.compare_digest(given, wanted):
         return None
-    return answers.traffic_refused(route.sandbox_id)
+    return answers.traffic_refused(target.sandbox_id)

@@ -17,7 +17,8 @@ from agentenv.proxy.directory import Route
 from agentenv.proxy.exchange import Client
 from agentenv.proxy.forward import answer_to_client
 from agentenv.proxy.framing import Body, Malformed, UntilClose
-from agentenv.proxy.head import END, HEAD_LIMIT, AnswerHead, answer_body, parse_answer
+from agentenv.proxy.head import END, AnswerHead, answer_body, parse_answer
+from agentenv.proxy.limits import Limits
 from agentenv.proxy.order import Order
 from agentenv.proxy.upstream import Pool, Upstream, idle_time
 
@@ -28,6 +29,7 @@ class Relays(Protocol):
     """The relays under way, and what they share."""
 
     pool: Pool
+    limits: Limits
 
     def enter(self, relay: Relay) -> None:
         """Count it in; the end of its machine's generation will be told to it."""
@@ -57,6 +59,8 @@ class Relay:
     _answer_done = False
     _tunnel = False
     _guest_ended = False
+    _moved = False  # bytes came since the last sweep
+    _still_since: float | None = None  # of which it was the first without
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class Relay:
     def request_data(self, data: bytes, last: bool) -> None:
         """See `Exchange.request_data`."""
         if data:
-            self._body_began = True
+            self._body_began = self._moved = True
             if self._upstream is not None:
                 self._upstream.transport.write(data)
             elif self._dialing is not None:
@@ -135,6 +139,11 @@ class Relay:
             else:
                 self._upstream.transport.resume_reading()
 
+    @property
+    def sandbox_id(self) -> str:
+        """Whose guest answers."""
+        return self._key.sandbox_id
+
     def serves(self, sandbox_id: str, generation: int) -> bool:
         """Whether that machine is the one that answers."""
         return self._key[:2] == (sandbox_id, generation)
@@ -150,6 +159,16 @@ class Relay:
         else:
             self._client.answer(self._head, self._gone())
 
+    def sweep(self, now: float, limits: Limits) -> None:
+        """End it if the guest takes too long to begin its answer, or nothing has moved for too long."""
+        if self._moved or self._dialing is not None or self._still_since is None:
+            self._moved, self._still_since = False, now
+            return
+        answerless = self._request_done and self._answer is None and not self._tunnel
+        limit = limits.answer_s if answerless else limits.still_s
+        if limit and now - self._still_since > limit:
+            self._break_off(answers.too_slow(self._key.sandbox_id, self._key.port))
+
     # The connection to the guest.
 
     def _dial(self) -> None:
@@ -157,7 +176,7 @@ class Relay:
 
     async def _dialled(self) -> None:
         route = self._order.passage.route
-        upstream = await dial(route, self._key.port, self._relays.current)
+        upstream = await dial(route, self._key.port, self._relays.current, self._relays.limits.connect_s)
         self._dialing = None
         if upstream is not None:
             self._attach(upstream)
@@ -211,6 +230,7 @@ class Relay:
 
     def answer_data(self, data: bytes) -> None:
         """See `User.answer_data`."""
+        self._moved = True
         if self._tunnel:
             self._client.write(data)
             return
@@ -229,8 +249,7 @@ class Relay:
         self._guest_ended = True
         if self._request_done:
             return False
-        self._client.write_eof()
-        return True
+        return self._client.write_eof()
 
     def _pass_head(self, data: bytes) -> bytes:
         """Take an answer's head from the data and send it on, a final one with its body; returns the rest."""
@@ -245,12 +264,10 @@ class Relay:
         if end < 0:
             if self._partial is None:
                 self._partial = bytearray(data)
-            if len(self._partial) > HEAD_LIMIT:
-                raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
+            self._check_size(len(self._partial))
             return b""
         self._partial = None
-        if end > HEAD_LIMIT:
-            raise Malformed(f"its head is longer than {HEAD_LIMIT} bytes")
+        self._check_size(end)
         raw, rest = source[: end + 2], source[end + len(END) :]
         answer = parse_answer(raw, None if self._upstream is None else self._upstream.memory)
         if answer.status < 200:
@@ -267,6 +284,11 @@ class Relay:
         )
         self._pass_body(rest, answer_to_client(answer, raw, not self._keep))
         return b""
+
+    def _check_size(self, size: int) -> None:
+        limit = self._relays.limits.head_bytes
+        if size > limit:
+            raise Malformed(f"its head is longer than {limit} bytes")
 
     def _pass_interim(self, answer: AnswerHead, raw: bytes, rest: bytes) -> bytes:
         switching = answer.status == 101
@@ -330,12 +352,16 @@ class Relay:
         self._client.answer(self._head, payload)
 
     def _fail_dispatched(self, reason: str) -> None:
-        """The guest broke off. What the client has of an answer must not look whole."""
+        """The guest broke off."""
+        self._break_off(answers.no_answer(self._key.sandbox_id, self._key.port, reason))
+
+    def _break_off(self, payload: Payload) -> None:
+        """End it with that answer. What the client has of another one must not look whole."""
         if self._answered:
             self._end()
             self._client.reset()
         else:
-            self._fail(answers.no_answer(self._key.sandbox_id, self._key.port, reason))
+            self._fail(payload)
 
     def _end(self) -> None:
         """Let go of everything."""

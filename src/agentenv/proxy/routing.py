@@ -81,7 +81,7 @@ def decide(head: RequestHead, domain: str) -> Target | Signed | None:
             "the request names no sandbox", remedy="send E2b-Sandbox-Id and E2b-Sandbox-Port"
         )
     if b"signature=" in head.path:
-        return _from_signature(head)
+        return signed(head)
     return _to_forward(head) if b"/forward" in head.path else None
 
 
@@ -138,7 +138,12 @@ def _port(text: bytes) -> int:
     return port
 
 
-def _from_signature(head: RequestHead) -> Signed | None:
+def signed(head: RequestHead) -> Signed | None:
+    """The file URL that a request is for, if it has a signature.
+
+    Raises:
+        InvalidRequest: its query is malformed.
+    """
     path, _, query = head.path.partition(b"?")
     if path != b"/files":
         return None

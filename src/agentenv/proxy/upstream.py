@@ -14,7 +14,9 @@ from agentenv.proxy.routing import AGENT_PORT
 
 AGENT_IDLE_S = 60.0  # the agent keeps idle connections for longer than this
 GUEST_IDLE_S = 1.5  # servers of all kinds: the most impatient common ones close after 2 s
-IDLE_PER_PORT = 32
+# As many as are in use at once: what many clients got answered in one turn of the loop is idle until the
+# next.
+IDLE_PER_PORT = 256
 IDLE_IN_ALL = 1024
 WRITE_HIGH_WATER = 512 * 1024  # bytes that wait for a slow reader before the sender is stopped
 
@@ -139,10 +141,12 @@ class Pool:
 
     def _drop(self, condition: Callable[[Upstream], bool]) -> None:
         for key, idle in list(self._idle.items()):
-            kept = [upstream for upstream in idle if not condition(upstream)]
+            kept = []
             for upstream in idle:
-                if upstream not in kept:
+                if condition(upstream):
                     upstream.transport.abort()
+                else:
+                    kept.append(upstream)
             self._count -= len(idle) - len(kept)
             if kept:
                 self._idle[key] = kept

@@ -28,15 +28,24 @@ class Waking:
         sandbox_id: its id.
         head: the request.
         has_body: whether a body follows.
+        limit_s: how long the request waits; 0 for as long as it takes.
     """
 
     def __init__(
-        self, client: Sleeper, directory: Directory, sandbox_id: str, head: RequestHead, has_body: bool
+        self,
+        client: Sleeper,
+        directory: Directory,
+        sandbox_id: str,
+        head: RequestHead,
+        has_body: bool,
+        limit_s: float = 0,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.head = head
         self.has_body = has_body
         self.kept: list[tuple[bytes, bool]] = []
+        self.late = False  # the wait ended before the sandbox was awake
+        self._limit_s = limit_s
         self._client = client
         self._directory = directory
         self._task: asyncio.Task[None] | None = None
@@ -47,7 +56,11 @@ class Waking:
         self._task = asyncio.ensure_future(self._wake())
 
     async def _wake(self) -> None:
-        await self._directory.wake(self.sandbox_id)
+        waking = asyncio.ensure_future(self._directory.wake(self.sandbox_id))
+        await asyncio.wait({waking}, timeout=self._limit_s or None)  # which goes on without the request
+        self.late = not waking.done()
+        if not self.late:
+            await waking
         self._client.woken(self)
 
     def request_data(self, data: bytes, last: bool) -> None:

@@ -13,13 +13,14 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import h11
 
 from agentenv.errors import AenvError, GuestFault
-from agentenv.vmm.machine import Machine
+from agentenv.snapshot.records import Attached
+from agentenv.vmm.machine import Machine, drive_serial
 
 AGENT_PORT = 49983
 ENTROPY_BYTES = 256
@@ -34,6 +35,7 @@ REDIAL_EVERY_S = (1.0, 4.0)
 DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
+DRIVE_STATUS = 422  # by which the agent says that a drive or the root disk cannot be used as it is wanted
 
 JSON = {"Content-Type": "application/json"}
 # As E2B's clients start every command.
@@ -47,7 +49,9 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Identity:
     """What makes a booted or restored machine this sandbox. What is None stays as it is in the guest;
     the clock and the randomness come with every one, and the end of old connections unless there
-    are the `same_peers` as before. An empty access token lets everyone in."""
+    are the `same_peers` as before. An empty access token lets everyone in. `drives` are those that the
+    guest does not have mounted yet, by their places; with `disk_mib` the root filesystem is to have a disk of
+    so many MiB."""
 
     sandbox_id: str | None = None
     template_id: str | None = None
@@ -60,10 +64,19 @@ class Identity:
     ca_bundle: str | None = None
     same_peers: bool = False
     ipv6: bool | None = None
+    drives: Mapping[int, Attached] = field(default_factory=dict)
+    disk_mib: int | None = None
 
 
 class Refused(GuestFault):
     """The agent answered, and it was no."""
+
+
+class DriveFailed(Refused):
+    """A drive cannot be used in the guest as it was asked for; the message names it."""
+
+    status = 400
+    code = "drive"
 
 
 def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str, Any]:
@@ -81,11 +94,23 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "defaultWorkdir": identity.default_workdir,
         "accessToken": identity.access_token,
         "caBundle": identity.ca_bundle,
+        "drives": [_drive(place, drive) for place, drive in identity.drives.items()] or None,
+        "diskSizeMB": identity.disk_mib,
         "entropy": base64.b64encode(entropy).decode(),
         "ipv6": identity.ipv6,
         "lifecycleID": None if identity.same_peers else secrets.token_hex(8),
     }
     return {name: value for name, value in document.items() if value is not None}
+
+
+def _drive(place: int, drive: Attached) -> dict[str, Any]:
+    return {
+        "name": drive.id,
+        "serial": drive_serial(place),
+        "path": drive.path,
+        "readOnly": drive.read_only,
+        "subPath": drive.part,
+    }
 
 
 class Agent:
@@ -118,7 +143,8 @@ class Agent:
         """Give the guest its identity as soon as the agent answers; its first answer is to that.
 
         Raises:
-            Refused: it says no. GuestFault: as `wait_ready`.
+            DriveFailed: a drive cannot be used as it is wanted. Refused: it says no.
+            GuestFault: as `wait_ready`.
         """
         self._dial_every_s = REDIAL_EVERY_S
         await self._first_answer(machine, lambda: self._init(identity), limit_s)
@@ -241,9 +267,19 @@ class Agent:
             await self.close()
             raise
         if not 200 <= status < 300:
+            if status == DRIVE_STATUS:
+                raise DriveFailed(_message(answer))
             text = answer.decode(errors="replace")[:500]
             raise Refused(f"the agent answers {method} {path} with {status}: {text}")
         return answer
+
+
+def _message(answer: bytes) -> str:
+    """What the body of an error says."""
+    try:
+        return str(json.loads(answer)["message"])
+    except (ValueError, TypeError, KeyError):
+        return answer.decode(errors="replace")[:500]
 
 
 async def dial(address: str, port: int, every_s: tuple[float, float] = DIAL_EVERY_S) -> _Streams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentenv.errors import AenvError, HostFault
 from agentenv.sandbox.agent import cause
@@ -14,7 +15,7 @@ from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import Outcome, settle
 from agentenv.snapshot.draft import Draft
 from agentenv.snapshot.machine import Contents
-from agentenv.snapshot.records import Descent, Kind, Resources, Snapshot
+from agentenv.snapshot.records import Descent, Kind, Snapshot
 from agentenv.snapshot.store import Snapshots
 from agentenv.vmm.stored import map_of
 
@@ -103,7 +104,7 @@ def snapshot_of(
         id=draft.id,
         kind=kind,
         template=Descent(record.template.id, record.template.name, record.template.build_id),
-        resources=Resources(record.vcpus, record.memory_mib, record.disk_mib),
+        resources=record.resources,
         disk=contents.disk,
         created_at=now,
         memory=contents.memory if memory else None,
@@ -114,4 +115,7 @@ def snapshot_of(
         sandbox_id=record.id,
         names=tuple(names),
         folds=contents.folds,
+        drives=tuple(
+            replace(drive, disk=disk) for drive, disk in zip(record.drives, contents.drives, strict=True)
+        ),
     )

@@ -99,7 +99,7 @@ class Core:
     def count(self, record: Sandbox) -> None:
         """Hold what a sandbox takes in its present state: it is there, whether there is room or not."""
         paused = record.state is State.PAUSED
-        need = Need.paused(disk_mib=record.disk_mib) if paused else need_of(record)
+        need = Need.paused(disk_mib=record.written_mib) if paused else need_of(record)
         self.admission.adopt(record.id, need)
 
     # Committing
@@ -343,7 +343,7 @@ class Core:
 
 def need_of(record: Sandbox) -> Need:
     """What a sandbox with a machine takes of the node."""
-    return Need.running(vcpus=record.vcpus, memory_mib=record.memory_mib, disk_mib=record.disk_mib)
+    return Need.running(vcpus=record.vcpus, memory_mib=record.memory_mib, disk_mib=record.written_mib)
 
 
 async def outcome(operation: asyncio.Task[T]) -> T:

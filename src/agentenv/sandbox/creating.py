@@ -8,17 +8,16 @@ import secrets
 from dataclasses import replace
 
 from agentenv.errors import AenvError, Conflict
-from agentenv.sandbox import source
 from agentenv.sandbox.agent import cause
 from agentenv.sandbox.core import Core, outcome
 from agentenv.sandbox.launch import identity_after, inherited, new_machine_id
 from agentenv.sandbox.live import Live
-from agentenv.sandbox.parts import Templates
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.prepare import Prepared
 from agentenv.sandbox.records import Claim, Sandbox, new_sandbox_id
-from agentenv.sandbox.requests import Answer, Key, KeyReused, NewSandbox, refuse_unsupported
+from agentenv.sandbox.requests import Answer, Key, KeyReused, NewSandbox
 from agentenv.sandbox.source import Source
+from agentenv.sandbox.sources import Sources
 from agentenv.sandbox.transitions import Outcome, State, settle
 from agentenv.snapshot.records import Snapshot
 from agentenv.vmm.machine import Incompatible
@@ -29,9 +28,9 @@ log = logging.getLogger(__name__)
 class Creating:
     """Creates sandboxes."""
 
-    def __init__(self, core: Core, templates: Templates, prepared: Prepared) -> None:
+    def __init__(self, core: Core, sources: Sources, prepared: Prepared) -> None:
         self._core = core
-        self.templates = templates
+        self.sources = sources
         self._prepared = prepared
 
     async def create(self, request: NewSandbox, key: Key | None = None) -> Answer:
@@ -40,13 +39,16 @@ class Creating:
         if key is not None and (claim := core.all.records.claim(key.value)) is not None:
             return await self._repeat(claim, key)
         core.refuse_when_stopping()
-        refuse_unsupported(request)
         core.launcher.slots.check(request.network.policy)
-        found = source.find(request.template, self.templates, core.snapshots)
-        core.prune()
-        record = self.new_record(request, found)
-        claim = None if key is None else Claim(key.value, key.request, record.id, record.started_at)
-        return await outcome(self.begin(record, found, claim))
+        async with self.sources.of(request) as found:
+            # It may have been asked for again while an image was pulled.
+            if key is not None and (claim := core.all.records.claim(key.value)) is not None:
+                return await self._repeat(claim, key)
+            core.refuse_when_stopping()
+            core.prune()
+            record = self.new_record(request, found)
+            new = None if key is None else Claim(key.value, key.request, record.id, record.started_at)
+            return await outcome(self.begin(record, found, new))
 
     def new_record(self, request: NewSandbox, found: Source) -> Sandbox:
         """The record of a sandbox that is to be made."""
@@ -68,6 +70,7 @@ class Creating:
             machine_id=new_machine_id(),
             snapshot=found.snapshot.id if found.snapshot else None,
             start=found.snapshot.id if found.snapshot else None,
+            drives=found.drives,
             access_token=secrets.token_hex(32) if request.secure else None,
             traffic_token=None if request.network.public else secrets.token_hex(32),
             lifecycle=request.lifecycle,
@@ -103,7 +106,7 @@ class Creating:
                     raise
                 log.warning("template %s is prepared anew: %s", found.origin.name, error)
                 with phases("prepare"):
-                    snapshot = await self._prepared.of(found.template, unusable=snapshot.id)
+                    snapshot = await self._prepared.of(found.template, found.first, unusable=snapshot.id)
                 await self._launch(live, snapshot, phases)
             self._commit_running(live)
         except BaseException as error:
@@ -121,17 +124,22 @@ class Creating:
         if found.snapshot is not None:
             return found.snapshot
         assert found.template is not None
-        ready = self._prepared.ready(found.template)
+        ready = self._prepared.ready(found.template, found.first)
         if ready is not None:
             return ready
         with phases("prepare"):
-            return await self._prepared.of(found.template)
+            return await self._prepared.of(found.template, found.first)
 
     async def _launch(self, live: Live, snapshot: Snapshot, phases: Phases) -> None:
         core = self._core
         core.commit(live, replace(live.record, snapshot=snapshot.id, start=snapshot.id))
-        identity = identity_after(live.record, snapshot, memory=True)
-        await core.launcher.launch(live, snapshot, identity, phases, lambda record: core.commit(live, record))
+        # A snapshot that somebody took is not booted once for all others of that size: it boots each time.
+        usual, asked = snapshot.resources, live.record.resources
+        memory = (usual.vcpus, usual.memory_mib) == (asked.vcpus, asked.memory_mib)
+        identity = identity_after(live.record, snapshot, memory=memory)
+        await core.launcher.launch(
+            live, snapshot, identity, phases, lambda record: core.commit(live, record), memory=memory
+        )
 
     def _commit_running(self, live: Live) -> None:
         now = self._core.clock.now()

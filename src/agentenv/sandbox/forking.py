@@ -16,7 +16,7 @@ from agentenv.sandbox.creating import Creating
 from agentenv.sandbox.launch import inherited, new_machine_id
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox, new_sandbox_id
-from agentenv.sandbox.requests import Answer, NewSandbox, refuse_unsupported
+from agentenv.sandbox.requests import Answer, NewSandbox
 from agentenv.sandbox.source import Source
 from agentenv.sandbox.transitions import Operation, State
 from agentenv.snapshot.records import Snapshot
@@ -77,20 +77,19 @@ class Forking:
         """See Sandboxes.batch."""
         wishes = _wishes(count, children)
         self._core.refuse_when_stopping()
-        refuse_unsupported(request)
-        found = source.find(request.template, self._creating.templates, self._core.snapshots)
-        records = [
-            self._creating.new_record(
-                replace(
-                    request,
-                    metadata={**request.metadata, **wish.metadata},
-                    env={**request.env, **wish.env},
-                ),
-                found,
-            )
-            for wish in wishes
-        ]
-        return await self._start(records, found)
+        async with self._creating.sources.of(request) as found:
+            records = [
+                self._creating.new_record(
+                    replace(
+                        request,
+                        metadata={**request.metadata, **wish.metadata},
+                        env={**request.env, **wish.env},
+                    ),
+                    found,
+                )
+                for wish in wishes
+            ]
+            return await self._start(records, found)
 
     async def _start(self, records: list[Sandbox], found: Source) -> Results:
         """Start them side by side; each has its own result, and those that there is no room for as well.

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentenv.errors import AenvError
-from agentenv.limits import Limits
+from agentenv.guestimage.initramfs import SYSTEMD
+from agentenv.limits import Limits, NetworkLimits
+from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
 from agentenv.sandbox.agent import Identity
 from agentenv.sandbox.live import Live
@@ -19,9 +21,9 @@ from agentenv.sandbox.parts import GuestFilesSource, Slots
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Sandbox
 from agentenv.sandbox.transitions import State
-from agentenv.snapshot.records import Resources, Snapshot
+from agentenv.snapshot.records import Init, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
-from agentenv.vmm.machine import GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
+from agentenv.vmm.machine import Drive, GuestFiles, Hypervisor, Layer, Machine, MachineSpec, Nic
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +131,9 @@ class Launcher:
         # A new sandbox of a template gets the agent in force: the snapshot is made anew if it has another.
         new = snapshot.kind == "template" and record.state is State.CREATING
         guest = self.guest_files(None if new or not saved else snapshot.fingerprint)
-        resources = Resources(record.vcpus, record.memory_mib, record.disk_mib)
-        spec = spec_of(record.id, resources, slot, self.snapshots.layers(snapshot), guest)
+        drives = self.snapshots.drives(record.drives_on(snapshot))
+        layers = self.snapshots.layers(snapshot)
+        spec = spec_of(record.id, record.resources, slot, layers, guest, record.guest.init, drives=drives)
         fingerprint = None if saved else await self.hypervisor.fingerprint(spec)
         commit(replace(live.record, slot=slot, machine=spec, fingerprint=fingerprint))
         if saved:
@@ -139,7 +142,7 @@ class Launcher:
                     live.machine = await self.hypervisor.restore(
                         spec, saved, fingerprint=snapshot.fingerprint
                     )
-            await self._limit(live, phases)
+            await self._limit_disk(live, phases)
             with phases("run"):
                 await live.machine.run()
         else:
@@ -147,7 +150,7 @@ class Launcher:
                 pass
             with phases("boot"):
                 live.machine = await self.hypervisor.boot(spec)
-            await self._limit(live, phases)
+            await self._limit_disk(live, phases)
         agent = self.agent_at(slot.address)
         limit_s = self.resume_timeout_s if saved else self.boot_timeout_s
         try:
@@ -165,7 +168,7 @@ class Launcher:
         commit: Callable[[Sandbox], None],
     ) -> bool:
         """Start with a machine that was held ready; False when there is none that will do."""
-        if self._ready is None or live.slot is not None:
+        if self._ready is None or live.slot is not None or not fits(live.record, snapshot):
             return False
         pooled = self._ready.take(snapshot)
         if pooled is None:
@@ -176,7 +179,7 @@ class Launcher:
             spec = pooled.machine.spec
             commit(replace(live.record, slot=pooled.slot, machine=spec, fingerprint=None))
             async with self._rules(live, pooled.slot, phases):
-                await self._limit(live, phases)
+                await self._limit_disk(live, phases)
             with phases("run"):
                 await pooled.machine.run()
             with phases("agent"):
@@ -191,16 +194,23 @@ class Launcher:
 
     @asynccontextmanager
     async def _rules(self, live: Live, slot: Slot, phases: Phases) -> AsyncIterator[None]:
-        """Have what the sandbox may reach in force when the block is over, by doing it beside."""
-        applying = asyncio.ensure_future(self.slots.apply(slot, live.record.network.policy))
+        """Have what the sandbox may reach, and how fast, in force when the block is over, by doing it
+        beside: the kernel takes some milliseconds for either."""
+        policy, limits = live.record.network.policy, live.record.limits.network
+        applying = asyncio.ensure_future(self._close_in(slot, policy, limits))
         try:
             yield
-            if not live.record.network.policy.unrestricted:
+            if limits or not policy.unrestricted:
                 with phases("rules"):
                     await applying
         finally:
             await asyncio.gather(applying, return_exceptions=True)
         applying.result()
+
+    async def _close_in(self, slot: Slot, policy: Policy, limits: NetworkLimits) -> None:
+        await self.slots.apply(slot, policy)
+        if limits:  # the slot has none, or those that it had before
+            await self.slots.limit(slot, limits)
 
     async def limit(self, live: Live, limits: Limits) -> None:
         """Put limits in force, whatever there was before.
@@ -213,11 +223,11 @@ class Launcher:
         if live.machine is not None:
             await live.machine.limit_disk(limits.disk)
 
-    async def _limit(self, live: Live, phases: Phases) -> None:
-        """The same by the record, for a machine that is new: there is nothing to lift."""
-        if live.record.limits:
+    async def _limit_disk(self, live: Live, phases: Phases) -> None:
+        """For a machine that is new: there is nothing to lift."""
+        if live.machine is not None and live.record.limits.disk:
             with phases("limits"):
-                await self.limit(live, live.record.limits)
+                await live.machine.limit_disk(live.record.limits.disk)
 
     async def release(self, live: Live) -> None:
         """End the machine and then free its slot; the slot stays taken while the machine may use it.
@@ -237,9 +247,16 @@ class Launcher:
 
 
 def spec_of(
-    machine_id: str, resources: Resources, slot: Slot, layers: tuple[Layer, ...], guest: GuestFiles
+    machine_id: str,
+    resources: Resources,
+    slot: Slot,
+    layers: tuple[Layer, ...],
+    guest: GuestFiles,
+    init: Init = "agent",
+    *,
+    drives: tuple[Drive, ...] = (),
 ) -> MachineSpec:
-    """A machine in a slot, above disk layers."""
+    """A machine in a slot, above disk layers; `init` is its process 1 if it boots."""
     return MachineSpec(
         id=machine_id,
         vcpus=resources.vcpus,
@@ -249,7 +266,14 @@ def spec_of(
         layers=layers,
         nic=Nic(slot.namespace, slot.tap, slot.mac),
         uid=slot.uid,
+        words=(SYSTEMD,) if init == "systemd" else (),
+        drives=drives,
     )
+
+
+def fits(record: Sandbox, snapshot: Snapshot) -> bool:
+    """Whether a machine of a snapshot is as the sandbox is to be, with nothing added."""
+    return not record.drives and record.resources == snapshot.resources
 
 
 def full_identity(record: Sandbox) -> Identity:
@@ -268,8 +292,16 @@ def full_identity(record: Sandbox) -> Identity:
 
 def identity_after(record: Sandbox, snapshot: Snapshot, *, memory: bool) -> Identity:
     """What the guest is to be told when it starts from `snapshot`: nothing that it still knows."""
-    knows = memory and snapshot.memory is not None and snapshot.sandbox_id == record.id
-    return Identity() if knows else full_identity(record)
+    remembers = memory and snapshot.memory is not None
+    if remembers and snapshot.sandbox_id == record.id:
+        return Identity()
+    mounted = len(snapshot.drives) if remembers else 0
+    grown = record.disk_mib != snapshot.resources.disk_mib
+    return replace(
+        full_identity(record),
+        drives={place: drive for place, drive in enumerate(record.drives) if place >= mounted},
+        disk_mib=record.disk_mib if grown else None,
+    )
 
 
 def new_machine_id() -> str:

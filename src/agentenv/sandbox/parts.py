@@ -1,4 +1,4 @@
-"""What the sandbox service needs of other rooms, as protocols: slots, templates, a clock."""
+"""What the sandbox service needs of other rooms, as protocols: slots, templates, images, a clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from agentenv.image.cache import CachedImage
+from agentenv.image.credentials import Credentials
 from agentenv.limits import NetworkLimits
 from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
-from agentenv.snapshot.records import Start
+from agentenv.snapshot.records import Init, Start
 from agentenv.vmm.machine import GuestFiles
+
+Progress = Callable[[str], None]
 
 
 class Slots(Protocol):
@@ -98,6 +102,8 @@ class Template(Protocol):
     @property
     def default_workdir(self) -> str | None: ...
     @property
+    def init(self) -> Init: ...
+    @property
     def start(self) -> Start:
         """What runs in each of its sandboxes from the first snapshot on."""
 
@@ -114,6 +120,27 @@ class Templates(Protocol):
 
     def serves(self, build_id: str) -> bool:
         """Whether sandboxes may still be started from that build of a template."""
+
+
+class Held(Protocol):
+    """What keeps something until it is released."""
+
+    def release(self) -> None: ...
+
+
+class Images(Protocol):
+    """Where root filesystems of images come from; see image.cache.Images."""
+
+    async def get(
+        self,
+        source: str,
+        *,
+        credentials: Credentials | None = None,
+        disk_mib: int | None = None,
+        progress: Progress,
+    ) -> CachedImage: ...
+
+    def keep(self, digest: str) -> Held: ...
 
 
 class Clock(Protocol):

@@ -15,7 +15,7 @@ from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.document import Documents
 from agentenv.sandbox.transitions import ENDS, State
-from agentenv.snapshot.records import GuestSettings
+from agentenv.snapshot.records import Attached, GuestSettings, Resources, Snapshot
 from agentenv.vmm.machine import MachineSpec
 
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -70,6 +70,11 @@ class Network:
             self, internet=other.internet, given={**kept, **(other.given or {})} or None, policy=other.policy
         )
 
+    @property
+    def mask_host(self) -> str | None:
+        """The host that services are told, see `sandbox.masking`."""
+        return (self.given or {}).get("maskRequestHost") or None
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -82,7 +87,7 @@ class Sandbox:
     `env` is what the client gave, `guest` what processes get in the end. `snapshot` is the newest one on
     the line of its machine, which a paused sandbox is resumed from; `start` the one that it was born
     from; `target` the one that the operation under way makes. `fingerprint` is that of a machine that was
-    booted; a restored one has its snapshot's.
+    booted; a restored one has its snapshot's. `drives` are as they were when it was created.
     """
 
     id: str
@@ -111,6 +116,7 @@ class Sandbox:
     pause_mode: Literal["full", "filesystem"] | None = None
     agent_answered: bool = True
     paused_until: float | None = None
+    drives: tuple[Attached, ...] = ()
     machine: MachineSpec | None = None
     slot: Slot | None = None
     boot_id: str | None = None
@@ -120,6 +126,20 @@ class Sandbox:
     def with_state(self, state: State, **changes: Any) -> Sandbox:
         """This record in another state."""
         return replace(self, state=state, **changes)
+
+    @property
+    def resources(self) -> Resources:
+        """What its machine has."""
+        return Resources(self.vcpus, self.memory_mib, self.disk_mib)
+
+    @property
+    def written_mib(self) -> int:
+        """MiB of all disks that it may write to."""
+        return self.disk_mib + sum(drive.disk_mib for drive in self.drives if not drive.read_only)
+
+    def drives_on(self, snapshot: Snapshot) -> tuple[Attached, ...]:
+        """Its drives where it starts from a snapshot: what that has of them, and the others as they were."""
+        return (*snapshot.drives, *self.drives[len(snapshot.drives) :])
 
     def kept_until(self, now: float) -> float | None:
         """When a sandbox that is paused at `now` ends; None for one that is kept for good."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from agentenv.errors import NotFound, StoreFault
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.sandbox.live import KnownRoute, Live
 from agentenv.sandbox.records import Claim, Records, Sandbox
 from agentenv.sandbox.transitions import (
@@ -170,6 +170,16 @@ class Registry:
             return "stalled"
         return None
 
+    def guard(self, sandbox_id: str) -> Guard | None:
+        """See proxy.directory.Directory."""
+        live = self._live.get(sandbox_id)
+        if live is None:
+            return None
+        record = live.record
+        wakes_anyway = record.state is State.RESUMING
+        token = None if wakes_anyway else record.access_token
+        return Guard(token or "", record.traffic_token, record.network.public)
+
     def by_signature(
         self, path: str, operation: str, username: str, signature: str, expiration: str | None
     ) -> Route | str | None:
@@ -209,6 +219,7 @@ def _route_of(live: Live) -> Route | None:
         access_token=record.access_token or "",
         traffic_token=record.traffic_token,
         public=record.network.public,
+        mask_host=record.network.mask_host,
     )
 
 

@@ -6,21 +6,31 @@ from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotImplementedYet
 from agentenv.limits import NONE, Limits
+from agentenv.sandbox.drives import NewDrive
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
 # E2B's names; an empty value of each is what a sandbox gets anyway.
 UNSUPPORTED_NETWORK = (
     "egressProxy",
-    "maskRequestHost",
     "httpsPorts",
     "rules",
 )
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The size of a machine as far as another is wanted than what it is started from has."""
+
+    vcpus: int | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+
+@dataclass(frozen=True)
 class NewSandbox:
-    """A sandbox that is wanted. `timeout_s` is its time-to-live in seconds."""
+    """A sandbox that is wanted. `timeout_s` is its time-to-live in seconds. With `image`, a source of a root
+    filesystem, it is of that and of no template."""
 
     template: str
     timeout_s: int
@@ -29,6 +39,9 @@ class NewSandbox:
     secure: bool = True
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     network: Network = field(default_factory=Network)
+    image: str | None = None
+    shape: Shape = Shape()
+    drives: tuple[NewDrive, ...] = ()
     limits: Limits = NONE
 
 

@@ -18,7 +18,7 @@ from agentenv.config import Settings
 from agentenv.errors import AenvError
 from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
-from agentenv.proxy.directory import Asleep, Route
+from agentenv.proxy.directory import Asleep, Guard, Route
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.admission import Admission, Budget, host_free
@@ -33,11 +33,11 @@ from agentenv.sandbox.limiting import Limiting
 from agentenv.sandbox.listing import Page, Query, select
 from agentenv.sandbox.live import Live
 from agentenv.sandbox.networking import Networking
-from agentenv.sandbox.parts import Clock, GuestFilesSource, Slots, SystemClock, Templates
+from agentenv.sandbox.parts import Clock, GuestFilesSource, Images, Slots, SystemClock, Templates
 from agentenv.sandbox.pausing import Pausing, set_paused_end
 from agentenv.sandbox.phases import Phases
 from agentenv.sandbox.pool import Pool, bounds_of, makers_of
-from agentenv.sandbox.prepare import Prepared
+from agentenv.sandbox.prepare import FIRST_KINDS, Prepared
 from agentenv.sandbox.pressure import Policy
 from agentenv.sandbox.records import Network, Records, Sandbox
 from agentenv.sandbox.recovery import drop_orphans, recover_all
@@ -46,6 +46,8 @@ from agentenv.sandbox.registry import Registry
 from agentenv.sandbox.relief import Relief
 from agentenv.sandbox.requests import Answer, Key, NewSandbox
 from agentenv.sandbox.resuming import Resuming
+from agentenv.sandbox.source import IMAGE
+from agentenv.sandbox.sources import Sources
 from agentenv.sandbox.surroundings import Surroundings
 from agentenv.sandbox.transitions import ENDS, SHOWN, Operation, State
 from agentenv.snapshot.records import Snapshot
@@ -60,7 +62,6 @@ log = logging.getLogger(__name__)
 TURN_LIMIT_S = 60.0
 EXPIRIES_AT_ONCE = 16
 STOP_GRACE_S = 10.0
-FIRST_KINDS = ("template",)
 
 
 class Sandboxes:
@@ -82,6 +83,7 @@ class Sandboxes:
         agent_at: Callable[[str], AgentClient] | None = None,
         turn_limit_s: float = TURN_LIMIT_S,
         upkeep: Upkeep | None = None,
+        images: Images | None = None,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
         agent_at = agent_at or partial(Agent, around=Surroundings.of(settings, ipv6=slots.ipv6).around)
@@ -125,7 +127,9 @@ class Sandboxes:
         self.launcher = launcher
         self.admission = admission
         self.prepared = Prepared(self._core)
-        self._creating = Creating(self._core, templates, self.prepared)
+        self._templates = templates
+        sources = Sources(settings, templates, self.snapshots, images)
+        self._creating = Creating(self._core, sources, self.prepared)
         self._ending = Ending(self._core)
         self._pausing = Pausing(self._core)
         self._resuming = Resuming(self._core)
@@ -250,6 +254,10 @@ class Sandboxes:
         """See proxy.directory.Directory."""
         return self._all.asleep(sandbox_id)
 
+    def guard(self, sandbox_id: str) -> Guard | None:
+        """See proxy.directory.Directory."""
+        return self._all.guard(sandbox_id)
+
     async def wake(self, sandbox_id: str) -> None:
         """See proxy.directory.Directory."""
         live = self._all.find(sandbox_id)
@@ -278,8 +286,10 @@ class Sandboxes:
         A `key` seen before with the same request gives the sandbox that was made then.
 
         Raises:
-            NotFound: no such template or snapshot. CapacityExceeded: the node is full. KeyReused: see
-                there. Incompatible: the snapshot was taken on another host or hypervisor.
+            InvalidRequest: its size or drives cannot be, or there is no such image. NotFound: no such
+                template or snapshot. CapacityExceeded: the node is full. KeyReused: see there.
+                Incompatible: the snapshot was taken on another host or hypervisor. DriveFailed: the guest
+                cannot use a drive. Forbidden, Unreachable: an image cannot be had.
             GuestFault, HostFault, StoreFault: it could not be started; nothing is left of it.
         """
         return await self._creating.create(request, key)
@@ -446,10 +456,13 @@ class Sandboxes:
             await self._core.upkeep.flatten(snapshot_id)
 
     def drop_outdated(self) -> None:
-        """Delete first snapshots of templates that are gone or were built anew."""
+        """Delete first snapshots of templates that are gone or were built anew, and those of images and of
+        other sizes that nobody used for long."""
         for record in self.snapshots.of_kinds(FIRST_KINDS):
-            if not self._creating.templates.serves(record.template.build_id):
+            build_id = record.template.build_id
+            if not build_id.startswith(IMAGE) and not self._templates.serves(build_id):
                 self.snapshots.delete(record.id)
+        self.prepared.trim()
         self._core.collect_soon()
 
     # Time

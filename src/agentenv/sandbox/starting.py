@@ -7,6 +7,7 @@ command is given 20 seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,6 +20,9 @@ READY_LIMIT_S = 600.0
 # The first tries come soon: most services are up within a second.
 RETRY_S = (0.25, 2.0)
 RETRY_GROWTH = 1.5
+SYSTEMD_LIMIT_S = 300.0
+# What `systemctl is-system-running` says once nothing more is to be started (systemctl(1)).
+SYSTEMD_UP = frozenset(("running", "degraded"))
 
 Tell = Callable[[str, str], None]
 """Told a level (`debug`, `info`, `warn`, `error`) and a message."""
@@ -69,6 +73,34 @@ async def start(
             started.cancel()
             await asyncio.gather(started, return_exceptions=True)
     tell("info", "Template is ready")
+
+
+async def until_systemd(guest: Runs, tell: Tell) -> None:
+    """Return when the guest's systemd has started what it is to start; some of it may have failed.
+
+    Raises:
+        GuestFault: it took longer than five minutes.
+    """
+    limit_s = SYSTEMD_LIMIT_S
+    command = Command(("systemctl", "is-system-running", "--wait"), "root", "/")
+    said = bytearray()
+    pause, longest = RETRY_S
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                said.clear()
+                with contextlib.suppress(CommandFailed):  # its status is 1 for `degraded` as well
+                    await guest.run(command, lambda stream, data: said.extend(data), limit_s=limit_s)
+                if (state := said.decode(errors="replace").strip()) in SYSTEMD_UP:
+                    tell("info", f"systemd is up: {state}")
+                    return
+                await asyncio.sleep(pause)  # until it listens there is nothing that could be waited for
+                pause = min(pause * RETRY_GROWTH, longest)
+    except TimeoutError:
+        state = said.decode(errors="replace").strip() or "silent"
+        raise GuestFault(
+            f"systemd is still {state} after {limit_s:g} s", remedy="mask the units that do not come up"
+        ) from None
 
 
 async def _until_ready(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from agentenv.errors import StoreFault
 from agentenv.snapshot.chains import folded
-from agentenv.snapshot.records import DiskLayer, Fold, Memory, MemoryDelta, Snapshot, StoredFile
-from agentenv.vmm.machine import Capture, Layer, MemoryImage, SavedState
+from agentenv.snapshot.records import (
+    Attached,
+    DiskLayer,
+    Fold,
+    Memory,
+    MemoryDelta,
+    Snapshot,
+    StoredFile,
+)
+from agentenv.vmm.machine import Capture, Drive, Layer, MemoryImage, SavedState
 from agentenv.vmm.stored import unreadable
 
 F = TypeVar("F", bound=StoredFile)
@@ -24,12 +32,17 @@ class Contents:
     memory: Memory
     state: StoredFile
     folds: tuple[Fold, ...] = ()
+    drives: tuple[tuple[DiskLayer, ...], ...] = ()
 
 
 def describe(home: Path, capture: Capture, parent: Snapshot | None) -> Contents:
     """See Snapshots.describe."""
     known = {file.path: file for file in parent.files()} if parent else {}
-    formats = {stored(home, layer.path): layer.format for layer in capture.layers}
+    disks = [
+        {stored(home, layer.path): layer.format for layer in layers}
+        for layers in (capture.layers, *capture.drives)
+    ]
+    formats = {name: kind for layers in disks for name, kind in layers.items()}
 
     def file(name: str, kind: type[F]) -> F:
         before = known.get(name)
@@ -45,12 +58,15 @@ def describe(home: Path, capture: Capture, parent: Snapshot | None) -> Contents:
     folds = parent.folds if parent else ()
     image = [stored(home, path) for path in (capture.image.base, *capture.image.deltas)]
     (base, *deltas), in_memory = _usable(image, folds, known)
-    layers, on_disk = _usable(list(formats), folds, known)
+    found = [_usable(list(layers), folds, known) for layers in disks]
+    disk, *drives = (tuple(layer(name) for name in names) for names, _ in found)
+    used = {*in_memory, *(fold for _, on_disk in found for fold in on_disk)}
     return Contents(
-        disk=tuple(layer(name) for name in layers),
+        disk=disk,
         memory=Memory(file(base, StoredFile), tuple(file(name, MemoryDelta) for name in deltas)),
         state=file(stored(home, capture.device_state), StoredFile),
-        folds=tuple(fold for fold in folds if fold in in_memory or fold in on_disk),
+        folds=tuple(fold for fold in folds if fold in used),
+        drives=tuple(drives),
     )
 
 
@@ -74,6 +90,18 @@ def saved(home: Path, record: Snapshot) -> SavedState | None:
 def layers(home: Path, record: Snapshot) -> tuple[Layer, ...]:
     """See Snapshots.layers."""
     return tuple(Layer(home / layer.path, layer.format) for layer in record.disk)
+
+
+def drives(home: Path, attached: Iterable[Attached]) -> tuple[Drive, ...]:
+    """See Snapshots.drives."""
+    return tuple(
+        Drive(
+            tuple(Layer(home / layer.path, layer.format) for layer in each.disk),
+            not each.read_only,
+            each.disk_mib,
+        )
+        for each in attached
+    )
 
 
 def stored(home: Path, path: Path) -> str:

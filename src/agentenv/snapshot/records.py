@@ -7,13 +7,16 @@ lies in `snapshots/ID/`; the layers below belong to the snapshots they came with
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentenv.records.document import Documents
 
 ROOT = "snapshots"
+
+Init = Literal["agent", "systemd"]
+"""What is process 1 of a guest that boots."""
 
 Kind = Literal["template", "pause", "checkpoint", "fork", "step"]
 
@@ -96,11 +99,12 @@ class Resources:
 
 @dataclass(frozen=True)
 class GuestSettings:
-    """What processes in the guest start with."""
+    """What processes in the guest start with, and what is process 1 where it boots."""
 
     env: dict[str, str] = field(default_factory=dict)
     default_user: str = "user"
     default_workdir: str | None = None
+    init: Init = "agent"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Attached:
+    """An image that a sandbox has beside its root disk.
+
+    `disk` are its layers, bottom up: the image alone until something of it was captured. The guest has it
+    at `path`, and with `part` only that directory of it. `image` is what it was called.
+    """
+
+    id: str
+    image: str
+    path: str
+    disk: tuple[DiskLayer, ...]
+    disk_mib: int
+    read_only: bool = True
+    part: str | None = None
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A snapshot. Times are seconds since the epoch.
 
@@ -124,6 +145,7 @@ class Snapshot:
     the disk alone, and starting from it means booting. `fingerprint` holds, by what they are of, the
     values that a restore of the memory must match. `durable` tells that it was synced to the disk.
     `folds`, in the order in which they were made, are those that machines on its line may not know of.
+    `drives` are in the order of their places in the machine.
     """
 
     id: str
@@ -143,10 +165,23 @@ class Snapshot:
     expires_at: float | None = None
     deleted_at: float | None = None
     folds: tuple[Fold, ...] = ()
+    drives: tuple[Attached, ...] = ()
+
+    @property
+    def disks(self) -> tuple[tuple[DiskLayer, ...], ...]:
+        """The layers of the root disk, and those of each drive."""
+        return (self.disk, *(drive.disk for drive in self.drives))
+
+    def with_disks(self, disks: Iterable[tuple[DiskLayer, ...]]) -> Snapshot:
+        """This with other layers of all its disks, which are in the order of `disks`."""
+        disk, *others = disks
+        drives = (replace(drive, disk=layers) for drive, layers in zip(self.drives, others, strict=True))
+        return replace(self, disk=disk, drives=tuple(drives))
 
     def files(self) -> Iterator[StoredFile]:
         """All that a restore needs, its ancestors' layers included."""
-        yield from self.disk
+        for disk in self.disks:
+            yield from disk
         if self.memory is not None:
             yield self.memory.base
             yield from self.memory.deltas

@@ -26,9 +26,16 @@ from agentenv.snapshot.lineage import Branch, Lineage
 from agentenv.snapshot.listing import Page, Query
 from agentenv.snapshot.machine import Contents
 from agentenv.snapshot.names import canonical
-from agentenv.snapshot.records import ROOT, Snapshot, StoredFile, new_snapshot_id
+from agentenv.snapshot.records import (
+    ROOT,
+    Attached,
+    Resources,
+    Snapshot,
+    StoredFile,
+    new_snapshot_id,
+)
 from agentenv.snapshot.table import Table
-from agentenv.vmm.machine import Capture, Layer, SavedState
+from agentenv.vmm.machine import Capture, Drive, Layer, SavedState
 from agentenv.vmm.settle import settled
 from agentenv.vmm.stored import unwritable
 
@@ -199,9 +206,10 @@ class Snapshots:
             raise NotFound(f'snapshot "{name_or_id}" not found', remedy="GET /snapshots lists them")
         return found
 
-    def of_build(self, build_id: str) -> Snapshot | None:
-        """The first snapshot of a template's build: what its sandboxes start from."""
-        return self._table.first_of_build(build_id)
+    def of_build(self, build_id: str, resources: Resources | None = None) -> Snapshot | None:
+        """The first snapshot of a template's build, for machines of that size where it is said: what its
+        sandboxes start from."""
+        return self._table.first_of_build(build_id, resources)
 
     def list(self, query: Query) -> Page:
         """A page of snapshots, newest first.
@@ -253,6 +261,10 @@ class Snapshots:
     def layers(self, record: Snapshot) -> tuple[Layer, ...]:
         """A snapshot's disk layers, bottom up."""
         return machine.layers(self._home, record)
+
+    def drives(self, attached: Iterable[Attached]) -> tuple[Drive, ...]:
+        """What a machine is given of the drives on a record."""
+        return machine.drives(self._home, attached)
 
     def require_files(self, record: Snapshot) -> None:
         """Check that all files of a snapshot are there with their lengths: before each use.

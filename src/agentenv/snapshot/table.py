@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from agentenv.errors import Conflict, StoreFault
 from agentenv.records.database import Database
 from agentenv.snapshot.names import canonical, untagged
-from agentenv.snapshot.records import Snapshot, decode, encode
+from agentenv.snapshot.records import Resources, Snapshot, decode, encode
 
 _SELECT = (
     "SELECT document, (SELECT json_group_array(name) FROM snapshot_names WHERE snapshot = id) AS names"
@@ -103,12 +103,17 @@ class Table:
         found = self._read(f"{_SELECT} WHERE id = (SELECT snapshot FROM snapshot_names WHERE name = ?)", name)
         return found[0] if found else None
 
-    def first_of_build(self, build_id: str) -> Snapshot | None:
-        """The template snapshot of a build, the newest if it was made anew."""
+    def first_of_build(self, build_id: str, resources: Resources | None = None) -> Snapshot | None:
+        """The template snapshot of a build, the newest if it was made anew; for machines of that size where
+        it is said."""
+        size = (None,) * 3 if resources is None else astuple(resources)
         found = self._read(
-            f"{_SELECT} WHERE build_id = ? AND kind = 'template' AND deleted_at IS NULL"
+            f"{_SELECT} WHERE build_id = ?1 AND kind = 'template' AND deleted_at IS NULL"
+            " AND (?2 IS NULL OR (document ->> '$.resources.vcpus' = ?2"
+            " AND document ->> '$.resources.memory_mib' = ?3 AND document ->> '$.resources.disk_mib' = ?4))"
             " ORDER BY created_at DESC, id LIMIT 1",
             build_id,
+            *size,
         )
         return found[0] if found else None
 

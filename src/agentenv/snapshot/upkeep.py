@@ -118,10 +118,11 @@ class Upkeep:
 
     async def _fold(self, record: Snapshot) -> Snapshot:
         record = self._as_parent(record)
-        sizes = [layer.bytes for layer in record.disk[self._ground(record) :]]
-        first = disk_fold(sizes, self._limits)
-        if first is not None:
-            record = await self._fold_disk(record, self._ground(record) + first)
+        for index, disk in enumerate(record.disks):
+            ground = self._ground(disk)
+            first = disk_fold([layer.bytes for layer in disk[ground:]], self._limits)
+            if first is not None:
+                record = await self._fold_disk(record, index, ground + first)
         if record.memory is not None:
             # Nobody starts from a fork point, or from a deleted one, any more.
             lasting = record.deleted_at is None and record.kind != "fork"
@@ -153,30 +154,33 @@ class Upkeep:
         if parent is None or not parent.folds:
             return record
         known = {file.path: file for file in (*parent.files(), *record.files())}
-        disk, on_disk = folded([layer.path for layer in record.disk], parent.folds)
+        found = [folded([layer.path for layer in disk], parent.folds) for disk in record.disks]
+        on_disk = {fold for _, folds in found for fold in folds}
         image = [] if record.memory is None else [file.path for file in _chain(record.memory)]
         memory, in_memory = folded(image, parent.folds)
         used = tuple(fold for fold in parent.folds if fold in on_disk or fold in in_memory)
-        if not used or not known.keys() >= {*disk, *memory}:
+        if not used or not known.keys() >= {*memory, *(name for names, _ in found for name in names)}:
             return record
+        disks = [tuple(_typed(known[name], DiskLayer) for name in names) for names, _ in found]
         return self._put(
             record.id,
-            disk=tuple(_typed(known[name], DiskLayer) for name in disk),
+            disks,
             memory=_memory([known[name] for name in memory]) if memory else None,
             folds=(*record.folds, *used),
         )
 
-    def _ground(self, record: Snapshot) -> int:
-        """How many of the lowest disk layers are an image's or a template's, which others share."""
-        for count, layer in enumerate(record.disk):
+    def _ground(self, disk: Sequence[DiskLayer]) -> int:
+        """How many of the lowest layers of a disk are an image's or a template's, which others share."""
+        for count, layer in enumerate(disk):
             root, _, rest = layer.path.partition("/")
             owner = self._snapshots.recorded(rest.partition("/")[0]) if root == ROOT else None
             if root == ROOT and (owner is None or owner.kind != "template"):
                 return count
-        return len(record.disk)
+        return len(disk)
 
-    async def _fold_disk(self, record: Snapshot, first: int) -> Snapshot:
-        run = record.disk[first:]
+    async def _fold_disk(self, record: Snapshot, index: int, first: int) -> Snapshot:
+        """Make one layer of those from `first` on of one of the disks."""
+        run = record.disks[index][first:]
         target = _new_name(record, "disk")
         hold = self._snapshots.keep(record, target)
         try:
@@ -186,7 +190,9 @@ class Upkeep:
             made = DiskLayer(target, size)
             fold = Fold(target, tuple(layer.path for layer in run))
             log.info("snapshot %s: %d disk layers are one of %d bytes", record.id, len(run), size)
-            return self._put(record.id, disk=(*record.disk[:first], made), folds=(*record.folds, fold))
+            disks = list(record.disks)
+            disks[index] = (*disks[index][:first], made)
+            return self._put(record.id, disks, folds=(*record.folds, fold))
         finally:
             hold.release()
 
@@ -230,10 +236,14 @@ class Upkeep:
                 part.unlink(missing_ok=True)
             raise
 
-    def _put(self, snapshot_id: str, **changes: object) -> Snapshot:
+    def _put(
+        self, snapshot_id: str, disks: Sequence[tuple[DiskLayer, ...]] | None = None, **changes: object
+    ) -> Snapshot:
         """Change a record, as it is by now; it is kept by then, so it is there."""
         now = self._snapshots.recorded(snapshot_id)
         assert now is not None
+        if disks is not None:
+            now = now.with_disks(disks)
         made = self._snapshots.update(replace(now, **changes))  # type: ignore[arg-type]
         self.changed(snapshot_id)
         return made
@@ -297,9 +307,8 @@ def _with_digests(record: Snapshot, digests: dict[str, str]) -> Snapshot:
         deltas = tuple(_digested(delta, digests) for delta in memory.deltas)
         memory = Memory(_digested(memory.base, digests), deltas)
     state = record.state and _digested(record.state, digests)
-    return replace(
-        record, disk=tuple(_digested(layer, digests) for layer in record.disk), memory=memory, state=state
-    )
+    disks = (tuple(_digested(layer, digests) for layer in disk) for disk in record.disks)
+    return replace(record.with_disks(disks), memory=memory, state=state)
 
 
 def _digested(file: F, digests: dict[str, str]) -> F:

@@ -11,11 +11,10 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings
-from agentenv.errors import InvalidRequest
 from agentenv.image.bootstrap import System
 from agentenv.image.build import BuiltImage, build_rootfs
 from agentenv.image.cache import CachedImage, Credentials, Images
@@ -27,14 +26,20 @@ from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.proc import start_time
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
+from agentenv.snapshot.records import Init
 from agentenv.template import base, workspace
 from agentenv.template.records import Template
+from agentenv.template.sizes import (
+    DISK_MIB_MAX,
+    DISK_MIB_MIN,
+    MEMORY_MIB_MAX,
+    MEMORY_MIB_MIN,
+    VCPUS_MAX,
+    within,
+)
 from agentenv.template.store import Templates, check_name, new_id
 
 KIND = "template-build"
-DISK_MIB_MAX = 1 << 20
-MEMORY_MIB_MAX = 1 << 20
-VCPUS_MAX = 64
 
 # Part of every recipe: raise it when the same source makes another filesystem than before.
 FORMAT = 1
@@ -51,6 +56,7 @@ async def create(
     memory_mib: int | None = None,
     disk_mib: int | None = None,
     force: bool = False,
+    init: Init | None = None,
     credentials: Credentials | None = None,
     progress: Callable[[str], None],
     system: System = base.SYSTEM,
@@ -59,7 +65,8 @@ async def create(
 
     What is asked for already being there, it is returned as it is, unless `force` is given: that makes
     another build of it, although an image's filesystem is the same. Without `disk_mib` the node's default is
-    taken, or as much more as the image needs. `credentials` are for the registry, this time only.
+    taken, or as much more as the image needs; without `init` the image says what process 1 is.
+    `credentials` are for the registry, this time only.
 
     Raises:
         InvalidRequest, NotFound, Forbidden, Unreachable, StoreCorrupt, StoreFull, HostFault: see
@@ -67,11 +74,11 @@ async def create(
     """
     check_name(name)
     shape = Shape(
-        _within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
-        _within("memory", memory_mib or settings.memory_mib, 128, MEMORY_MIB_MAX),
+        within("vcpus", vcpus or settings.vcpus, 1, VCPUS_MAX),
+        within("memory", memory_mib or settings.memory_mib, MEMORY_MIB_MIN, MEMORY_MIB_MAX),
     )
-    wanted_mib = _within("disk", disk_mib or settings.disk_mib, 64, DISK_MIB_MAX)
-    creation = _Creation(settings, database, ledger, name, source, shape, force, progress)
+    wanted_mib = within("disk", disk_mib or settings.disk_mib, DISK_MIB_MIN, DISK_MIB_MAX)
+    creation = _Creation(settings, database, ledger, name, source, shape, force, init, progress)
     if isinstance(parse(source, os.path.lexists), Bootstrap):
         template = await creation.from_packages(
             system, wanted_mib, disk_mib or max(wanted_mib, GROWN_MIB_MAX)
@@ -104,11 +111,12 @@ class _Creation:
         source: str,
         shape: Shape,
         force: bool,
+        init: Init | None,
         progress: Callable[[str], None],
     ) -> None:
         self.settings, self.database, self.ledger = settings, database, ledger
         self.name, self.source, self.shape, self.force = name, source, shape, force
-        self.progress = progress
+        self.progress, self.init = progress, init
         self.templates = Templates(database, settings)
         self.begun = time.time()
 
@@ -161,13 +169,16 @@ class _Creation:
 
     def _resized(self, before: Template) -> Template:
         """The template as it is, or with other numbers over the same filesystem."""
-        if (before.vcpus, before.memory_mib) == (self.shape.vcpus, self.shape.memory_mib):
+        init = self.init or before.init
+        if (before.vcpus, before.memory_mib, before.init) == (*astuple(self.shape), init):
             self.progress(f"{before.name} is up to date")
             if before.source != self.source:  # another name of the same content
                 return self.templates.register(replace(before, source=self.source))
             return before
         now, build_id = time.time(), str(uuid.uuid4())
-        return self.templates.register(replace(before, **vars(self.shape), build_id=build_id, updated_at=now))
+        return self.templates.register(
+            replace(before, **vars(self.shape), init=init, build_id=build_id, updated_at=now)
+        )
 
     def _register(
         self, built: BuiltImage | CachedImage, build_id: str, rootfs: Path, recipe: str
@@ -192,14 +203,11 @@ class _Creation:
                 env=dict(built.config.env),
                 entrypoint=built.config.entrypoint,
                 cmd=built.config.cmd,
+                labels=dict(built.config.labels),
+                exposed_ports=built.config.exposed_ports,
+                init=self.init or built.config.init,
             )
         )
-
-
-def _within(what: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise InvalidRequest(f"{what} of {value} is not possible", remedy=f"between {least} and {most}")
-    return value
 
 
 def recipe_of(source: str, disk_mib: int, system: System) -> str:

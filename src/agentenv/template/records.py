@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.errors import StoreCorrupt
-from agentenv.snapshot.records import Start
+from agentenv.image.config import ImageConfig
+from agentenv.snapshot.records import Init, Start
 from agentenv.template.states import BuildState
 
 
@@ -22,7 +23,8 @@ class Template:
 
     With `rootfs` its first snapshot is made by booting that; without, the build left the snapshot.
     `recipe` names what it was made from, so that the same request is known again; `digest` names the
-    content of the root filesystem.
+    content of the root filesystem. `entrypoint`, `cmd`, `labels` and `exposed_ports` (as `80/tcp`) are what
+    the image below says; of these only an entry point that is systemd has an effect here, by `init`.
     """
 
     id: str
@@ -44,6 +46,22 @@ class Template:
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     start: Start = field(default_factory=Start)
+    labels: dict[str, str] = field(default_factory=dict)
+    exposed_ports: tuple[str, ...] = ()
+    init: Init = "agent"
+
+    @property
+    def image_config(self) -> ImageConfig:
+        """How an image of it is run (of its user and directory what holds in sandboxes)."""
+        return ImageConfig(
+            self.env,
+            self.default_workdir,
+            self.default_user,
+            self.entrypoint,
+            self.cmd,
+            self.exposed_ports,
+            self.labels,
+        )
 
 
 @dataclass(frozen=True)

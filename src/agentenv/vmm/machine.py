@@ -18,6 +18,15 @@ class Incompatible(Conflict):
     code = "incompatible"
 
 
+# Devices are fixed once a machine is captured: so many places for drives are in every one, empty at first.
+DRIVES_MOST = 4
+
+
+def drive_serial(index: int) -> str:
+    """The serial number by which the guest knows the drive in a place."""
+    return f"spare{index}"
+
+
 @dataclass(frozen=True)
 class GuestFiles:
     """What every guest boots with, made by `aenv setup`."""
@@ -36,6 +45,16 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Drive:
+    """A disk beside the root disk. `layers` go from the bottom up; above those of a writable one the machine
+    writes to a layer of its own, of `disk_mib` MiB. The files of a read-only one are all there is of it."""
+
+    layers: tuple[Layer, ...]
+    writable: bool = False
+    disk_mib: int = 0
+
+
+@dataclass(frozen=True)
 class Nic:
     """The guest's only network device: a tap in a namespace of its own."""
 
@@ -49,7 +68,9 @@ class MachineSpec:
     """A machine to be launched.
 
     `layers` go from the bottom up; above them the machine writes to a layer of its own, of
-    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as.
+    `disk_mib` MiB. `uid` is the unprivileged user (and group) that the process runs as. With `words`
+    the guest's kernel is told more, when it boots. `drives` take the places that every machine has for
+    them, the guest knows them by `drive_serial`.
     """
 
     id: str
@@ -60,6 +81,8 @@ class MachineSpec:
     layers: tuple[Layer, ...]
     nic: Nic
     uid: int
+    words: tuple[str, ...] = ()
+    drives: tuple[Drive, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,8 @@ class Capture:
     sealed now. `image` and `layers` are the whole of it, bottom up, to restore from: they begin with
     what the machine was launched with, go on with what earlier captures of it gave, and end with
     `memory` and `disk`. Where files of an earlier capture are gone by now, `layers` has them anew, as
-    further files of this one, and `image` leaves them out. `seconds` are by phase.
+    further files of this one, and `image` leaves them out. `drives` has the layers of each drive in the same
+    way, a layer sealed now at the top of each writable one. `seconds` are by phase.
     """
 
     device_state: Path
@@ -108,6 +132,7 @@ class Capture:
     disk: Layer
     image: MemoryImage
     layers: tuple[Layer, ...]
+    drives: tuple[tuple[Layer, ...], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -151,7 +176,7 @@ class Machine(Protocol):
 
     async def capture(self, into: Path, *, final: bool) -> Capture:
         """Write the state of a stopped machine to a directory: `state`, `memory` (with a map when it is
-        a delta) and `disk`. The machine stays stopped.
+        a delta), `disk`, and `drive0` and so on for the writable drives. The machine stays stopped.
 
         With `final` it is about to be ended, and `run` is refused from then on unless what was
         captured is removed; without, the disk goes on in a new layer. `into` exists, is empty, and
@@ -208,7 +233,9 @@ class Hypervisor(Protocol):
         """A machine with that state, whose vcpus do not run yet: `run` starts them.
 
         `spec.layers` are the disk at the moment of the capture. The root disk may be larger than
-        there: the guest sees it grow. `fingerprint` is the one recorded with the capture.
+        there: the guest sees it grow. Of the drives the first are those of the capture, more may follow:
+        the guest sees them when its driver looks at the device anew. `fingerprint` is the one recorded with
+        the capture.
 
         On failure nothing of the launch is left.
 

@@ -154,7 +154,7 @@ async def test_logs_are_drained_by_offset(client: httpx.AsyncClient) -> None:
         ({"steps": [{"type": "ONBUILD", "args": []}]}, 400, "step 1"),
         ({"fromImage": "a", "fromTemplate": "b"}, 400, "both"),
         ({"fromImageRegistry": {"type": "registry", "username": "u"}}, 400, "password"),
-        ({"fromImageRegistry": {"type": "aws"}}, 501, "AWS"),
+        ({"fromImageRegistry": {"type": "aws", "awsRegion": "x"}}, 400, "awsAccessKeyId"),
     ],
 )
 async def test_a_refused_definition_leaves_no_build_waiting(

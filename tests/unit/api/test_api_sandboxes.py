@@ -134,6 +134,7 @@ async def test_nulls_unknown_fields_and_defaults_pass(client: httpx.AsyncClient)
         ({"templateID": "base", "autoResume": True}, "autoResume"),
         ({"templateID": "base", "network": []}, "network"),
         ({"templateID": "base", "network": {"allowOut": "1.1.1.1"}}, "network.allowOut"),
+        ({"templateID": "base", "network": {"maskRequestHost": "a\r\nX: y"}}, "network.maskRequestHost"),
         ({"templateID": "base", "network": {"allowOut": ["example.com"]}}, "network.allowOut"),
     ],
 )
@@ -219,6 +220,18 @@ async def test_idempotency_keys(client: httpx.AsyncClient) -> None:
 
 
 # Look
+
+
+async def test_the_host_that_services_are_told(client: httpx.AsyncClient, node: MemoryNode) -> None:
+    network = {"maskRequestHost": "localhost:${PORT}"}
+    made = await create(client, network=network)
+    detail = (await client.get(f"/sandboxes/{made['sandboxID']}")).json()
+    assert detail["network"] == network
+    route = node.service.route(made["sandboxID"])
+    assert route is not None and route.mask_host == "localhost:${PORT}"
+    (fork,) = (await client.post(f"/sandboxes/{made['sandboxID']}/fork", json={"count": 1})).json()
+    route = node.service.route(fork["sandbox"]["sandboxID"])
+    assert route is not None and route.mask_host == "localhost:${PORT}"
 
 
 async def test_get_has_all_that_the_sdk_needs_and_no_null(client: httpx.AsyncClient) -> None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.building.cache import Kept, StepCache, excess
+from agentenv.building.cache import StepCache
 from agentenv.building.contexts import LINK_LIFE_S, Contexts
 from agentenv.config import Settings
 from agentenv.errors import Forbidden, InvalidRequest, NotFound
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
+from agentenv.snapshot.keeping import Kept, excess
 from agentenv.snapshot.records import Descent, Resources, Snapshot
 from agentenv.snapshot.store import Snapshots
 
@@ -23,7 +24,7 @@ FILES = "a" * 64
 
 
 def kept(key: str, size: int, used_at: float) -> Kept:
-    return Kept(key, f"s{key}", size, used_at)
+    return Kept(key, size, used_at)
 
 
 def test_the_longest_unused_go_first() -> None:

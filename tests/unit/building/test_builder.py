@@ -16,6 +16,7 @@ from agentenv.building.definition import Step, define
 from agentenv.errors import Conflict, GuestFault, HostFault, InvalidRequest, NotFound, StoreFull
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
+from agentenv.sandbox import starting
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import GuestSettings, Start
 from agentenv.template.records import Build
@@ -198,6 +199,110 @@ async def test_room_on_the_disk(place: Workplace) -> None:
         assert made is not None and made.disk_mib == disk_mib
     with pytest.raises(InvalidRequest, match="minFreeDiskMb"):
         place.builder.open("mine", free_mib=-1)
+
+
+async def test_room_on_the_disk_of_a_template(place: Workplace) -> None:
+    below = (await built(place, run("one"), name="below")).made
+    assert below is not None
+    sizes = []
+    for free_mib in (0, 100, below.disk_mib + 500):
+        _, build = place.builder.open("above", free_mib=free_mib)
+        place.builder.begin(build, define(template="below", steps=(run("two"),)))
+        made = (await ended(place, build)).made
+        assert made is not None
+        sizes.append(made.disk_mib)
+    assert sizes[:2] == [below.disk_mib] * 2
+    assert sizes[2] >= below.disk_mib + 500
+    assert place.node.hypervisor.booted[-1].disk_mib == sizes[2]
+    grew = [each.disk_mib for each in place.node.identities if each.disk_mib is not None]
+    assert grew == [sizes[2]], "only the one that grew"
+    sandbox = (await place.node.service.create(wanted("above"))).sandbox
+    assert sandbox.disk_mib == sizes[2]
+    await place.node.service.kill(sandbox.id)
+    assert_clean(place)
+
+
+# Process 1
+
+
+SYSTEMD = ImageConfig(entrypoint=("/sbin/init",), labels={"a": "b"}, exposed_ports=("80/tcp",))
+
+
+def words_of_boots(place: Workplace) -> list[tuple[str, ...]]:
+    """What the kernels of machines were told that booted since last looked."""
+    words = [spec.words for spec in place.node.hypervisor.booted]
+    place.node.hypervisor.booted.clear()
+    return words
+
+
+async def test_systemd_starts_when_the_steps_are_done(place: Workplace) -> None:
+    place.images.config = SYSTEMD
+    words_of_boots(place)
+    made = (await built(place, run("one"), image="registry/image", start=Start("serve", "up"))).made
+    assert made is not None
+    assert (made.init, made.entrypoint, made.labels) == ("systemd", ("/sbin/init",), {"a": "b"})
+    assert made.exposed_ports == ("80/tcp",)
+    assert words_of_boots(place) == [(), ("agentenv.init=systemd",)]
+    texts = [each.argv[-1] for each in place.commands if each.argv[0] != "/.agentenv/bin/busybox"]
+    assert texts[-4:] == ["one", "--wait", "serve", "up"]
+    sandbox = (await place.node.service.create(wanted("mine"))).sandbox
+    assert sandbox.guest.init == "systemd"
+    await place.node.service.pause(sandbox.id, memory=False)
+    await place.node.service.connect(sandbox.id, 300)
+    assert words_of_boots(place) == [("agentenv.init=systemd",)], "it boots as it did"
+    await place.node.service.kill(sandbox.id)
+    assert_clean(place)
+
+
+async def test_what_is_built_on_a_template_with_systemd_has_it_too(place: Workplace) -> None:
+    await built(place, image="registry/image", name="below", init="systemd")
+    assert words_of_boots(place)[1:] == [(), ("agentenv.init=systemd",)]
+    above = (await built(place, run("one"), name="above", template="below")).made
+    assert above is not None
+    assert above.init == "systemd"
+    assert words_of_boots(place) == [(), ("agentenv.init=systemd",)]
+    without = (await built(place, run("one"), name="without", template="below", init="agent")).made
+    assert without is not None
+    assert without.init == "agent"
+    assert words_of_boots(place) == []
+    assert_clean(place)
+
+
+async def test_a_start_command_that_is_systemd(place: Workplace) -> None:
+    made = (await built(place, run("one"), start=Start("/lib/systemd/systemd"))).made
+    assert made is not None
+    assert (made.init, made.start.command) == ("systemd", "")
+
+
+async def test_systemd_that_does_not_come_up(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "SYSTEMD_LIMIT_S", 0.05)
+    monkeypatch.setattr(starting, "RETRY_S", (0.001, 0.001))
+    place.says["--wait"] = "starting\n"
+    build = await ended(place, begin(place, run("one"), init="systemd"))
+    assert build.reason is not None
+    assert build.reason.step == "finalize"
+    assert "systemd is still starting after" in build.reason.message
+    assert_clean(place)
+
+
+# Registries
+
+
+async def test_credentials_go_to_one_registry(place: Workplace) -> None:
+    secret = Credentials("name", "secret word")
+    steps = [
+        Step("COPY", ("/a", "/b"), source=f"image:{reference}")
+        for reference in ("ghcr.io/tool", "other.example/private", "registry/hub")
+    ]
+    await built(place, *steps, image="ghcr.io/base", credentials=secret)
+    given = dict(place.images.asked)
+    assert given == {"ghcr.io/base": secret, "ghcr.io/tool": secret} | {
+        "other.example/private": None,
+        "registry/hub": None,
+    }
+    place.images.asked.clear()
+    await built(place, steps[1], steps[0], name="other", credentials=secret)
+    assert dict(place.images.asked) == {"other.example/private": secret, "ghcr.io/tool": None}
 
 
 async def test_files_of_this_host_are_no_images_unless_allowed(place: Workplace) -> None:

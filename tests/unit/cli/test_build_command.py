@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -202,3 +203,69 @@ def test_building_needs_nothing_of_a_server() -> None:
         "assert not {'fastapi', 'uvicorn', 'numpy', 'sqlite3', 'asyncio'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+PRIVATE = "FROM python:3.12 AS tools\nFROM ghcr.io/owner/base\nCOPY --from=tools /a /a\n"
+
+
+def registry_of(api: BuildApi, name: str) -> object:
+    body = api.of(name).body
+    assert body is not None
+    return body.get("fromImageRegistry")
+
+
+def test_credentials_go_with_the_one_registry(
+    api: BuildApi, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AENV_REGISTRY_PASSWORD", "from the environment")
+    assert build(api, str(context), "--name", "app", "--registry-user", "me").exit_code == 0
+    given = {"type": "registry", "username": "me", "password": "from the environment"}
+    assert registry_of(api, "app") == given
+
+    (context / "Dockerfile").write_text(PRIVATE)
+    unclear = fault(build(api, str(context), "--name", "two", "--username", "me"))
+    assert "docker.io, ghcr.io" in unclear.message
+    wrong = build(api, str(context), "--name", "two", "--username", "me", "--registry", "quay.io")
+    assert "docker.io, ghcr.io" in fault(wrong).message
+    done = build(api, str(context), "--name", "two", "--username", "me", "--registry", "ghcr.io")
+    assert done.exit_code == 0, done.output
+    assert registry_of(api, "two") == given
+    (inner,) = [built for built in api.builds.values() if "stage" in built.name]
+    assert inner.body is not None
+    assert "fromImageRegistry" not in inner.body
+    assert "from the environment" not in done.output
+
+
+def test_a_password_from_standard_input(api: BuildApi, context: Path) -> None:
+    arguments = ["build", str(context), "--name", "app", "--username", "me", "--password-stdin"]
+    environment = {"E2B_API_URL": api.url, "E2B_API_KEY": KEY}
+    done = CliRunner().invoke(cli, arguments, env=environment, input="typed\n")
+    assert done.exit_code == 0, done.output
+    assert registry_of(api, "app") == {"type": "registry", "username": "me", "password": "typed"}
+    without = build(api, str(context), "--name", "app", "--username", "me")
+    assert "go together" in fault(without).message
+    shown = build(api, str(context), "--name", "app", "--dry-run", "--username", "me", "--password-stdin")
+    assert "fromImageRegistry" not in shown.output
+
+
+def test_what_docker_login_left(
+    api: BuildApi, context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    auths: dict[str, object] = {"ghcr.io": {"auth": base64.b64encode(b"me:stored").decode()}}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": auths}))
+    (context / "Dockerfile").write_text(PRIVATE)
+    assert build(api, str(context), "--name", "not-asked").exit_code == 0
+    assert registry_of(api, "not-asked") is None
+    assert build(api, str(context), "--name", "app", "--docker-login").exit_code == 0
+    assert registry_of(api, "app") == {"type": "registry", "username": "me", "password": "stored"}
+    auths["ghcr.io"] = {"identitytoken": "t"}
+    (tmp_path / "config.json").write_text(json.dumps({"auths": auths}))
+    assert "identity token" in fault(build(api, str(context), "--name", "app", "--docker-login")).message
+
+
+def test_process_1_can_be_chosen(api: BuildApi, context: Path) -> None:
+    assert build(api, str(context), "--name", "app", "--init", "systemd").exit_code == 0
+    body = api.of("app").body
+    assert body is not None
+    assert body["init"] == "systemd"

@@ -46,8 +46,8 @@ def children() -> set[int]:
 def run(tmp_path: Path, body: Body, limit: float = 60.0) -> None:
     """A freezer in the agent's loop, and both ends of a connection."""
 
-    def find() -> int:
-        return os.open(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
+    def find() -> list[int]:
+        return [os.open(tmp_path, os.O_RDONLY | os.O_CLOEXEC)]
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -135,3 +135,4 @@ def test_what_cannot_be_frozen_is_written_out(
 
 def test_a_machine_that_is_not_ours_is_never_frozen() -> None:
     assert freeze.root() is None
+    assert freeze.captured() == []

@@ -50,6 +50,16 @@ def test_accounts(files: Path) -> None:
     assert (users.gid_of("video"), users.gid_of("none")) == (44, None)
 
 
+def test_a_number_that_nobody_has_is_an_account_as_in_docker(files: Path) -> None:
+    (files / "passwd").write_text("user:x:1000:1000::/home/user:/bin/sh\n")
+    stranger = users.find("12345")
+    assert (stranger.name, stranger.uid, stranger.gid, stranger.home) == ("12345", 12345, 0, "/")
+    assert (stranger.shell, stranger.groups) == ("/bin/sh", (0,))
+    for name in ("4294967295", "-1", "1.5", "\u0663"):
+        with pytest.raises(KeyError):
+            users.find(name)
+
+
 def test_without_files_there_is_root_alone(files: Path) -> None:
     assert (users.find("root").uid, users.find("root").home) == (0, "/root")
     assert (users.by_uid(0), users.by_gid(0), users.by_uid(1)) == ("root", "root", "1")

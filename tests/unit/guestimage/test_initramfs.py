@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def script(*modules: str) -> str:
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    assert "@" not in script("virtio_mmio")
+    assert re.search("@[A-Z]+@", script("virtio_mmio")) is None
 
 
 def test_the_addresses_are_the_slots() -> None:
@@ -42,6 +43,17 @@ def test_it_is_a_shell_script(tmp_path: Path) -> None:
 def test_the_agent_is_what_it_ends_in() -> None:
     assert "exec busybox switch_root /root /.agentenv/bin/agentenv --argv0" in script()
     assert "/.agentenv/lib/python3.11/agentenv/guest/__main__.pyc --init" in script()
+
+
+def test_systemd_takes_its_place_by_a_word_of_the_command_line(tmp_path: Path) -> None:
+    text = script()
+    assert f'*" {initramfs.SYSTEMD} "*) systemd_starts ;;' in text
+    assert text.index("systemd_starts ;;") < text.index("switch_root /root /.agentenv/bin/agentenv")
+    box = tmp_path / "busybox"
+    box.write_bytes(b"box")
+    packed = initramfs.pack(Kernel(tmp_path / "vmlinuz", "6.0", None, "here"), box, COMMAND)
+    unit = f"ExecStart={' '.join(COMMAND)}\nRestart=always\n"
+    assert unit.encode() in gzip.decompress(packed)
 
 
 def test_a_kernel_without_modules_gets_none(tmp_path: Path) -> None:

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from agentenv.config import Settings
-from agentenv.errors import HostFault, StoreFull
-from agentenv.guestimage.steps import Report
-from agentenv.host.setup import describe, directories, filesystem_faults, make_directories
+from agentenv.errors import HostFault, InvalidRequest, StoreFull
+from agentenv.guestimage.steps import Report, Step
+from agentenv.host.setup import (
+    describe,
+    directories,
+    filesystem_faults,
+    make_authority,
+    make_directories,
+    setup,
+)
 
 
 @pytest.fixture
@@ -39,6 +46,22 @@ def test_a_wrong_mode_is_mended(settings: Settings) -> None:
     make_directories(settings)
     settings.images_dir.chmod(0o777)
     assert make_directories(settings) == [str(settings.images_dir)]
+
+
+def test_an_authority_is_made_once_for_a_domain(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "home", domain="sandbox.test:8443")
+    make_directories(settings)
+    first, second = Step(), Step()
+    assert make_authority(settings, first) == [str(settings.tls_dir)]
+    assert make_authority(settings, second) == []
+    assert (first.changed, second.changed) == (True, False)
+    assert first.detail == f"for sandbox.test, in {settings.tls_dir}"
+
+
+def test_no_authority_for_a_domain_without_a_dot(settings: Settings) -> None:
+    with pytest.raises(InvalidRequest, match="no wildcard certificate for localhost"):
+        setup(settings, local_ca=True)
+    assert not any(settings.guest_dir.iterdir())  # told before anything that takes long
 
 
 def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:

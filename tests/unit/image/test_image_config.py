@@ -82,7 +82,7 @@ def test_passwd() -> None:
         ("app:adm", "app"),
         ("101", "app"),
         ("101:0", "app"),
-        ("999", "root"),
+        ("999", "999"),
         ("gone", "root"),
     ],
 )

@@ -8,12 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from agentenv import node
+from agentenv.config import Settings
 from agentenv.errors import Conflict, HostFault
+from agentenv.tls import authority
 
 
 def test_one_node_per_data_directory(tmp_path: Path) -> None:
@@ -54,6 +57,20 @@ def test_a_taken_port_is_told_before_anything_is_done() -> None:
         with pytest.raises(HostFault, match=f"cannot listen on 127.0.0.1 port {port}") as refusal:
             node._listener("127.0.0.1", port).__enter__()
     assert "ss -ltnp" in str(refusal.value)
+
+
+async def test_there_is_a_port_for_tls_where_there_is_a_certificate(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(home=tmp_path, domain="box.test", tls_port=taken.getsockname()[1])
+        async with AsyncExitStack() as parts:
+            assert node._tls(parts, settings) is None
+            authority.establish(settings.tls_dir, "box.test")
+            with pytest.raises(HostFault, match="AENV_TLS_PORT"):
+                node._tls(parts, settings)
+            endpoint = node._tls(parts, settings.model_copy(update={"tls_port": 0}))
+            assert endpoint is not None
+            assert endpoint.port > 0
+    assert endpoint.listener.fileno() == -1
 
 
 @pytest.mark.parametrize("host", ["no such host.invalid", "203.0.113.1"])

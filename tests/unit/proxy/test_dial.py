@@ -135,7 +135,7 @@ async def test_the_agents_own_port_is_nothing_to_ask_for(
     monkeypatch.setattr(dial, "AGENT_PORT", closed_port)
     monkeypatch.setattr(dial, "expose", expose)
     route = node.sandboxes.add("abc")
-    assert await dial.dial(route, closed_port, node.plane.current) is None
+    assert await dial.dial(route, closed_port, node.plane.current, 5.0) is None
 
 
 async def test_a_client_that_leaves_ends_the_question(

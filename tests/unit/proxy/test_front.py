@@ -114,6 +114,21 @@ async def test_the_host_alone_routes(node: Node) -> None:
         assert (await read_answer(reader))[2].startswith(b"GET /sandboxes HTTP/1.1\r\n")
 
 
+async def test_a_service_is_told_another_host(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = await node.guest(hello)
+    node.sandboxes.add("abc", mask_host="localhost:${PORT}")
+    asked = f"GET / HTTP/1.1\r\nHost: {port}-abc.box.test\r\n\r\n".encode()
+    async with node.client() as (reader, writer):
+        writer.write(asked)
+        body = (await read_answer(reader))[2]
+        assert b"\r\nHost: localhost:%d\r\n" % port in body
+        assert b"\r\nX-Forwarded-Host: %d-abc.box.test\r\n" % port in body
+    monkeypatch.setattr("agentenv.proxy.order.AGENT_PORT", port)  # the agent is told the truth
+    async with node.client() as (reader, writer):
+        writer.write(asked)
+        assert b"\r\nHost: %d-abc.box.test\r\n" % port in (await read_answer(reader))[2]
+
+
 async def test_pipelined_requests_are_answered_in_order(node: Node) -> None:
     port = await node.guest(hello)
     node.sandboxes.add("abc")

@@ -8,6 +8,9 @@ import socket
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import InvalidStatus
 
 from support.front_node import Node, head_for, read_answer, read_head
 
@@ -107,6 +110,41 @@ async def test_the_traffic_token_of_a_private_sandbox(node: Node, monkeypatch: p
         assert answer.json()["sandboxId"] == "abc"
         monkeypatch.setattr("agentenv.proxy.plane.AGENT_PORT", port)  # the agent checks for itself
         assert (await client.get("/", headers=base)).status_code == 200
+
+
+async def test_a_browser_may_ask_a_private_sandbox_first(node: Node) -> None:
+    """A preflight has no token; its answer lets the browser send the request with it."""
+    port = await node.guest(ok)
+    node.sandboxes.add("abc", public=False, token="sesame")
+    async with node.client() as (reader, writer):
+        writer.write(
+            head_for(
+                "abc",
+                port,
+                "/",
+                "OPTIONS",
+                "Origin: https://a.test",
+                "Access-Control-Request-Method: GET",
+                "Access-Control-Request-Headers: e2b-traffic-access-token",
+            )
+        )
+        status, fields, _ = await read_answer(reader)
+        assert (status, fields["access-control-allow-headers"]) == (204, "*")
+        writer.write(head_for("abc", port, "/", "OPTIONS"))  # any other is a request like all
+        assert (await read_answer(reader))[0] == 403
+
+
+async def test_a_websocket_of_a_private_sandbox_needs_the_token(node: Node) -> None:
+    node.sandboxes.add("abc", public=False, token="sesame")
+    async with serve(_nothing, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        fields = {"E2b-Sandbox-Id": "abc", "E2b-Sandbox-Port": str(port)}
+        with pytest.raises(InvalidStatus, match="403"):
+            await connect_websocket(f"ws://127.0.0.1:{node.port}/", additional_headers=fields)
+
+
+async def _nothing(connection: ServerConnection) -> None:
+    pass
 
 
 async def test_the_agents_internal_paths(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,18 +266,16 @@ async def test_a_malformed_chunk_on_the_way_to_a_guest(node: Node) -> None:
     assert not (await ended).endswith(b"0\r\n\r\n")
 
 
-async def test_a_head_that_never_ends_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.proxy.front.HEAD_TIMEOUT_S", 0.1)
+async def test_a_head_that_never_ends_is_ended(node: Node) -> None:
+    node.limit(head_s=0.1)
     async with node.client() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n")
         assert (await read_answer(reader))[0] == 408
         assert await reader.read() == b""
 
 
-async def test_an_idle_connection_is_closed_after_its_time(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentenv.proxy.front.IDLE_TIMEOUT_S", 0.1)
+async def test_an_idle_connection_is_closed_after_its_time(node: Node) -> None:
+    node.limit(idle_s=0.1)
     async with node.client() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await read_answer(reader))[0] == 200

@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect as connect_websocket
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
+from agentenv.proxy.directory import Guard
 from agentenv.proxy.front import Front
 from agentenv.proxy.waking import Waking
 from support.front_node import Node, head_for, read_answer, read_head
@@ -207,4 +208,60 @@ async def test_one_that_is_not_to_wake(node: Node, prefix: str, status: int) -> 
     async with node.client() as (reader, writer):
         writer.write(f"GET / HTTP/1.1\r\nHost: localhost\r\n{prefix}: abc\r\n{port}: 80\r\n\r\n".encode())
         assert (await read_answer(reader))[0] == status
+    assert node.sandboxes.woken == []
+
+
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [("X: y", 403), ("E2b-Traffic-Access-Token: wrong", 403), ("E2b-Traffic-Access-Token: sesame", 200)],
+)
+async def test_a_private_one_is_woken_by_who_may_reach_it(node: Node, field: str, status: int) -> None:
+    port = await node.guest(echo)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    node.sandboxes.guards["abc"] = Guard("access", "sesame", False)
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", port, "/", "GET", field))
+        if status == 200:
+            await asked(node)
+            wake(node)
+        assert (await read_answer(reader))[0] == status
+    assert node.sandboxes.woken == (["abc"] if status == 200 else [])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_its_agent_wakes_for_its_access_token_or_signature(
+    node: Node, monkeypatch: pytest.MonkeyPatch, signed: bool
+) -> None:
+    port = await node.guest(echo)
+    monkeypatch.setattr("agentenv.proxy.plane.AGENT_PORT", port)
+    node.sandboxes.sleepers["abc"] = "wakes"
+    node.sandboxes.guards["abc"] = Guard("access", "sesame", False)
+    node.sandboxes.signatures["v1_x"] = "abc"
+    node.sandboxes.signatures["v1_other"] = "other"
+    async with node.client() as (reader, writer):
+        for field in ("X: y", "X-Access-Token: wrong", "E2b-Traffic-Access-Token: sesame"):
+            writer.write(head_for("abc", port, "/health", "GET", field))
+            status, _, body = await read_answer(reader)
+            assert (status, json.loads(body)["sandboxId"]) == (403, "abc")
+        writer.write(head_for("abc", port, "/init", "POST", "X-Access-Token: access", "Content-Length: 0"))
+        assert (await read_answer(reader))[0] == 404
+        for signature in ("v1_bad", "v1_other"):
+            writer.write(head_for("abc", port, f"/files?path=/a&signature={signature}"))
+            assert (await read_answer(reader))[0] == 403
+        assert node.sandboxes.woken == []
+        path = "/files?path=/a&signature=v1_x" if signed else "/health"
+        token = "X: y" if signed else "X-Access-Token: access"
+        writer.write(head_for("abc", port, path, "GET", token))
+        await asked(node)
+        wake(node)
+        assert (await read_answer(reader))[0] == 200
+
+
+async def test_a_preflight_wakes_nothing_private(node: Node) -> None:
+    node.sandboxes.sleepers["abc"] = "wakes"
+    node.sandboxes.guards["abc"] = Guard("", "sesame", False)
+    async with node.client() as (reader, writer):
+        writer.write(head_for("abc", 80, "/", "OPTIONS", "Access-Control-Request-Method: GET"))
+        status, fields, _ = await read_answer(reader)
+        assert (status, fields["access-control-allow-headers"]) == (204, "*")
     assert node.sandboxes.woken == []

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import GuestFault
-from agentenv.sandbox.agent import Agent, Identity, init_document, unless_exit
+from agentenv.sandbox.agent import Agent, DriveFailed, Identity, init_document, unless_exit
+from agentenv.snapshot.records import Attached
 from agentenv.vmm.machine import MachineSpec, Nic
 from support.sandbox_parts import GUEST, MemoryMachine, Steps
 
@@ -205,6 +206,28 @@ def test_the_init_document() -> None:
         "defaultUser": "user",
         "entropy": "AQI=",
     }
+
+
+def test_drives_are_told_by_their_places() -> None:
+    drive = Attached("data", "debian:12", "/mnt/data", (), 1024, part="set")
+    document = init_document(Identity(drives={2: drive}, disk_mib=4096), now=1.0, entropy=b"\1")
+    assert document["drives"] == [
+        {"name": "data", "serial": "spare2", "path": "/mnt/data", "readOnly": True, "subPath": "set"}
+    ]
+    assert document["diskSizeMB"] == 4096
+
+
+@pytest.mark.parametrize("body", [b'{"message": "drive \'data\': no"}', b"drive 'data': no"])
+async def test_a_drive_that_cannot_be_used_is_told_at_once(body: bytes) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 422 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    async with serving(refuse) as port:
+        agent = Agent("127.0.0.1", port)
+        with pytest.raises(DriveFailed, match=r"^drive 'data': no$"):
+            await agent.take_over(machine(), IDENTITY, 30)
+        await agent.close()
 
 
 def test_what_is_not_told_stays_as_it_is() -> None:

@@ -392,6 +392,9 @@ async def test_traffic_wakes_it_where_that_was_wished(node: MemoryNode, sandbox:
         assert node.service.asleep(each.id) is None
         await paused(node, each)
     assert (node.service.asleep(eager.id), node.service.asleep(sandbox.id)) == ("wakes", "paused")
+    guard = node.service.guard(eager.id)
+    assert guard == (eager.access_token, None, True)
+    assert node.service.guard("iunknown") is None
     node.steps.passed.clear()
     await asyncio.gather(*(node.service.wake(eager.id) for _ in range(50)))
     assert node.service.route(eager.id) is not None

@@ -17,7 +17,7 @@ from agentenv.config import Settings
 from agentenv.errors import HostFault, StoreCorrupt, StoreFull
 from agentenv.snapshot import folding
 from agentenv.snapshot.chains import Limits, disk_fold, folded, memory_fold
-from agentenv.snapshot.records import Fold, Memory, MemoryDelta, Snapshot, StoredFile
+from agentenv.snapshot.records import Attached, DiskLayer, Fold, Memory, MemoryDelta, Snapshot, StoredFile
 from agentenv.snapshot.store import Snapshots
 from agentenv.snapshot.upkeep import Upkeep
 from agentenv.vmm.machine import Capture, Layer, MemoryImage
@@ -153,6 +153,49 @@ async def test_a_long_chain_becomes_a_short_one_of_the_same_content(store: Snaps
         store.require_files(each)
     assert await upkeep.fold(last.id) == made
     assert await upkeep.fold(above[2].id) == above[2]
+
+
+async def test_the_layers_of_drives_become_one_as_well(store: Snapshots, upkeep: Upkeep, home: Path) -> None:
+    image = DiskLayer("images/base.ext4", 7, format="raw")
+    written: tuple[DiskLayer, ...] = (image,)
+    last: Snapshot | None = None
+    for number in range(6):
+        draft = store.begin("i1")
+        fill(draft, flat=last is None)
+        for name in ("disk", "drive1"):
+            write_disk(draft.path / name, {number: number + 1})
+        written = (*written, draft.disk("drive1"))
+        drives = (
+            Attached("read", "i", "/mnt/read", (image,), 1),
+            Attached("written", "i", "/mnt/written", written, 1, read_only=False),
+        )
+        last = await store.publish(draft, record_of(draft, last, drives=drives))
+    assert last is not None
+    made = await upkeep.fold(last.id)
+    assert made is not None
+    assert [len(disk) for disk in made.disks] == [2, 1, 2]
+    assert made.drives[0] == last.drives[0]
+    files = (store.path(layer) for layer in made.drives[1].disk[1:])
+    assert read_disk(files) == {number: number + 1 for number in range(6)}
+    digested = await upkeep.take_digests(made.id)
+    assert digested is not None and all(file.digest for file in digested.own_files())
+    for record in store.of_kinds(("checkpoint",)):
+        if record.id != last.id:
+            store.delete(record.id)
+    await store.collect()
+    store.require_files(digested)
+    # What the machine captures next is above the short chains.
+    draft = store.begin("i1")
+    fill(draft, flat=False)
+    write_disk(draft.path / "drive1", {9: 10})
+    assert last.memory is not None
+    image_of = MemoryImage(store.path(last.memory.base), (draft.path / "memory",))
+    root = (*store.layers(last), Layer(draft.path / "disk", "qcow2"))
+    chains = [store.drives(last.drives)[0].layers, store.drives(last.drives)[1].layers]
+    chains[1] = (*chains[1], Layer(draft.path / "drive1", "qcow2"))
+    capture = Capture(draft.path / "state", draft.path / "memory", 1, root[-1], image_of, root, tuple(chains))
+    contents = store.describe(capture, digested)
+    assert contents.drives == (made.drives[0].disk, (*digested.drives[1].disk, draft.disk("drive1")))
 
 
 async def test_one_started_from_often_gets_a_flat_memory(store: Snapshots, upkeep: Upkeep) -> None:

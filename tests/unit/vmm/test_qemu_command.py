@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.vmm.machine import GuestFiles, Layer, MachineSpec, Nic
+from agentenv.vmm.machine import DRIVES_MOST, Drive, GuestFiles, Layer, MachineSpec, Nic
 from agentenv.vmm.qemu.command import (
-    PLACEHOLDERS,
     Accelerator,
     Descriptors,
+    DriveFiles,
     Emulation,
     boot_command,
     devices,
@@ -84,7 +84,7 @@ def test_vcpus_and_memory_are_as_asked() -> None:
 def test_disks_are_found_by_serial_and_in_a_fixed_order() -> None:
     devices = [value for value in values(command(), "-device") if value.startswith("virtio-blk-device")]
     serials = [dict(part.split("=") for part in value.split(",")[1:])["serial"] for value in devices]
-    assert serials == ["root", "tools", *(f"spare{n}" for n in range(PLACEHOLDERS))]
+    assert serials == ["root", "tools", *(f"spare{n}" for n in range(DRIVES_MOST))]
     assert all(len(serial) <= 20 for serial in serials)  # what virtio-blk carries
 
 
@@ -96,7 +96,7 @@ def test_layers_lie_upon_each_other_and_only_the_top_is_written() -> None:
     assert graph["layer2"]["backing"] == "layer1"
     assert [name for name, node in graph.items() if not node.get("read-only")] == [
         "layer2",
-        *(f"spare{n}" for n in range(PLACEHOLDERS)),
+        *(f"spare{n}" for n in range(DRIVES_MOST)),
     ]
     assert graph["layer2"]["cache"] == {"no-flush": True}
     assert values(command(), "-add-fd")[2:4] == ["fd=17,set=17", "fd=18,set=17"]
@@ -118,6 +118,12 @@ def test_emulation_knows_the_clock_and_bounds_its_buffer() -> None:
     assert values(argv, "-accel") == ["tcg,tb-size=48"]
     assert values(argv, "-cpu") == ["max,erms=off,fsrm=off"]
     assert "tsc_early_khz=2445406 tsc=reliable" in values(argv, "-append")[0]
+
+
+def test_a_machine_may_tell_its_kernel_more() -> None:
+    argv = command(replace(SPEC, words=("agentenv.init=systemd",)))
+    assert argv[argv.index("-append") + 1] == f"{kernel_command_line(TCG)} agentenv.init=systemd"
+    assert argv[: argv.index("-append")] == command()[: command().index("-append")]
 
 
 def test_kvm_is_handed_over_open() -> None:
@@ -166,9 +172,32 @@ def test_both_launches_have_the_same_devices_in_the_same_order() -> None:
 def test_devices_are_told_without_what_differs_between_clones() -> None:
     other = replace(SPEC, id="m2", layers=(), nic=Nic(Path("/n/b"), "tap7", "02:fc:00:00:00:09"), uid=9)
     assert devices(other) == devices(SPEC)
-    assert sum("virtio-blk" in words for words in devices(SPEC)) == 2 + PLACEHOLDERS
+    assert sum("virtio-blk" in words for words in devices(SPEC)) == 2 + DRIVES_MOST
 
 
 def test_the_next_layer_is_like_the_first_but_upon_nothing_yet() -> None:
     first = nodes(command())[live_node(2)]
-    assert overlay_node(2, 17) == {**first, "backing": None}
+    assert overlay_node("layer2", 17) == {**first, "backing": None}
+
+
+def test_drives_take_the_first_places_and_are_the_same_devices() -> None:
+    image = Layer(Path("/i/data.ext4"), "raw")
+    drives = (Drive((image,)), Drive((image, Layer(Path("/s/one/drive1"), "qcow2")), True, 2048))
+    spec = replace(SPEC, drives=drives)
+    files = (DriveFiles((31,)), DriveFiles((32, 33), (34, 35)))
+    argv = command(spec, replace(DESCRIPTORS, drives=files))
+    found = nodes(argv)
+    assert found["drive0layer0"]["read-only"] is True
+    own = found["drive1layer2"]
+    assert own["backing"] == "drive1layer1" and "read-only" not in own
+    assert found["drive1layer1"]["backing"] == "drive1layer0"
+    given = [value for value in values(argv, "-device") if "spare" in value]
+    assert [value.split(",")[1:3] for value in given] == [
+        ["drive=drive0layer0", "serial=spare0"],
+        ["drive=drive1layer2", "serial=spare1"],
+        ["drive=spare2", "serial=spare2"],
+        ["drive=spare3", "serial=spare3"],
+    ]
+    for number in (31, 32, 33, 34, 35):
+        assert " ".join(argv).count(f"-add-fd fd={number},") == 1
+    assert devices(spec) == devices(SPEC)

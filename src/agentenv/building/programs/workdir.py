@@ -15,7 +15,7 @@ def owner_of(name: str) -> tuple[int, int]:
         for row in (line.split(":") for line in file):
             if len(row) > 3 and name in (row[0], row[2]):
                 return int(row[2]), int(row[3])
-    return (int(name), int(name)) if name.isdigit() else (0, 0)
+    return (int(name), 0) if name.isdigit() else (0, 0)
 
 
 def main(path: str, user: str) -> None:

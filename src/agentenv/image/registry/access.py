@@ -24,6 +24,7 @@ class Access:
     ca_file: Path | None = None
     docker_config: Path | None = None
     downloads: int = 3
+    ecr_url: str | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> Access:
@@ -34,6 +35,7 @@ class Access:
             settings.ca_file,
             settings.docker_config,
             settings.image_downloads,
+            settings.ecr_url,
         )
 
     def document(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Access:
             Path(ca_file) if ca_file else None,
             Path(docker_config) if docker_config else None,
             document["downloads"],
+            document["ecr_url"],
         )
 
     def allows(self, url: str) -> bool:

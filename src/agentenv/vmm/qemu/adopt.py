@@ -12,10 +12,9 @@ from agentenv.vmm.console import Console, SerialLog
 from agentenv.vmm.machine import MachineSpec
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Process
-from agentenv.vmm.qemu.capture import top_node
-from agentenv.vmm.qemu.command import live_node
+from agentenv.vmm.qemu.capture import top_nodes
 from agentenv.vmm.qemu.launch import Site
-from agentenv.vmm.qemu.lineage import Lineage, disk_file
+from agentenv.vmm.qemu.lineage import Lineage, disks_of
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import Qmp, QmpBroken, QmpRefused
 
@@ -86,21 +85,22 @@ async def _take_over(spec: MachineSpec, site: Site, process: Process, undo: Exit
 
 
 async def _lineage(spec: MachineSpec, site: Site, qmp: Qmp) -> Lineage:
-    top = await top_node(qmp)
+    directory = site.machine_dir(spec.id)
+    tops = await top_nodes(qmp, disks_of(directory, spec))
     try:
-        return Lineage.noted(site.machine_dir(spec.id), spec, site.resources.noted(spec.id), top)
+        return Lineage.noted(directory, spec, site.resources.noted(spec.id), tops)
     except (ValueError, OSError) as error:
         raise HostFault(f"the disk of machine {spec.id} is not as it should be: {error}") from error
 
 
 async def _tidy(lineage: Lineage, qmp: Qmp) -> None:
-    """Remove the layer that a capture was about to go on in when it was cut off."""
-    unused = lineage.depth + 1
-    try:
-        await qmp.execute("blockdev-del", {"node-name": live_node(unused)})
-    except QmpRefused:
-        pass  # there is none, as is the rule
-    disk_file(lineage.directory, unused).unlink(missing_ok=True)
+    """Remove the layers that a capture was about to go on in when it was cut off."""
+    for disk in lineage.disks:
+        try:
+            await qmp.execute("blockdev-del", {"node-name": disk.node(1)})
+        except QmpRefused:
+            pass  # there is none, as is the rule
+        disk.file(1).unlink(missing_ok=True)
 
 
 async def _is_ending(process: Process) -> bool:

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,9 @@ from agentenv.errors import Conflict, HostFault, OutcomeUnknown, StoreCorrupt
 from agentenv.vmm import memory
 from agentenv.vmm.machine import Capture, Layer, MachineSpec, MemoryImage
 from agentenv.vmm.qemu import overlay
-from agentenv.vmm.qemu.command import live_node, overlay_node
-from agentenv.vmm.qemu.lineage import Lineage, disk_file
-from agentenv.vmm.qemu.qmp import Qmp
+from agentenv.vmm.qemu.command import overlay_node
+from agentenv.vmm.qemu.lineage import Disk, Lineage
+from agentenv.vmm.qemu.qmp import Command, Qmp
 from agentenv.vmm.qemu.steps import Steps
 from agentenv.vmm.stored import map_of, new_files
 from agentenv.vmm.transfer import PAGE
@@ -52,7 +52,7 @@ async def capture(
     status, blocks = await qmp.together(("query-status", None), ("query-block", None))
     if status["running"]:
         raise Conflict(f"machine {spec.id} runs", remedy="stop it before it is captured")
-    if _top(blocks) != live_node(lineage.depth):
+    if _tops(blocks, lineage.disks) != _nodes(lineage.disks):
         # QEMU may have finished what it did not answer in time: a capture would miss what was written.
         raise HostFault(f"machine {spec.id} writes to another disk layer than the last one known of it")
     async with AsyncExitStack() as undo:
@@ -62,16 +62,24 @@ async def capture(
     return captured
 
 
-async def top_node(qmp: Qmp) -> str:
-    """The block node that the machine's root disk is written to."""
-    return _top(await qmp.execute("query-block"))
+async def top_nodes(qmp: Qmp, disks: Sequence[Disk]) -> tuple[str, ...]:
+    """The block node that each of a machine's disks is written to."""
+    return _tops(await qmp.execute("query-block"), disks)
 
 
-def _top(blocks: list[dict[str, Any]]) -> str:
+def _tops(blocks: list[dict[str, Any]], disks: Sequence[Disk]) -> tuple[str, ...]:
+    return tuple(_top(blocks, disk.device) for disk in disks)
+
+
+def _top(blocks: list[dict[str, Any]], device: str) -> str:
     for block in blocks:
-        if "drive-root" in block.get("qdev", ""):
+        if device in block.get("qdev", ""):
             return str(block["inserted"]["node-name"])
-    raise HostFault("QEMU knows of no root disk")
+    raise HostFault(f"QEMU knows of no {device}")
+
+
+def _nodes(disks: Sequence[Disk], above: int = 0) -> tuple[str, ...]:
+    return tuple(disk.node(above) for disk in disks)
 
 
 def _new_set() -> int:
@@ -108,36 +116,43 @@ class _Capture:
         with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_share)
         with self._phase("disk", "saving the disk"):
-            below, disk = self._disk()
-        return self._result(state, image, pages, below, disk), self._lineage
+            stacks = self._stacks()
+        return self._result(state, image, pages, stacks), self._lineage
 
     async def going_on(self) -> tuple[Capture, Lineage]:
         """Of a machine that goes on, in a new layer."""
         with self._phase("overlay", "making the next disk layer"):
-            overlay_file = self._new_overlay()
+            for disk in self._lineage.disks:
+                self._make_overlay(disk)
         with self._phase("state", "saving the device state"):
             state = await self._device_state()
         with self._phase("memory", "saving the memory"):
             image, pages = await self._memory(_copy)
         with self._phase("disk", "saving the disk"):
-            below, disk = self._disk()
+            stacks = self._stacks()
         with self._phase("seal", "sealing the disk"):
-            await self._seal(overlay_file)
-        captured = self._result(state, image, pages, below, disk)
-        sealed = tuple(layer.path for layer in captured.layers[len(self._spec.layers) :])
+            await self._seal()
         kept = image if self._lineage.image else None
-        return captured, replace(self._lineage, sealed=sealed, image=kept)
+        sealed = [
+            replace(disk, sealed=tuple(layer.path for layer in stack[len(disk.layers) :]))
+            for disk, stack in zip(self._lineage.disks, stacks, strict=True)
+        ]
+        captured = self._result(state, image, pages, stacks)
+        return captured, self._lineage.with_disks(sealed, image=kept)
 
     def _result(
-        self, state: Path, image: MemoryImage, pages: int, below: tuple[Layer, ...], disk: Layer
+        self, state: Path, image: MemoryImage, pages: int, stacks: Sequence[tuple[Layer, ...]]
     ) -> Capture:
+        root, *written = stacks
+        rest = iter(written)
         return Capture(
             device_state=state,
             memory=self._into / "memory",
             pages=pages,
-            disk=disk,
+            disk=root[-1],
             image=image,
-            layers=(*below, disk),
+            layers=root,
+            drives=tuple(next(rest) if drive.writable else drive.layers for drive in self._spec.drives),
             seconds=self._seconds,
         )
 
@@ -182,17 +197,18 @@ class _Capture:
             captured = memory.capture(self._pid, opened, into)
         return MemoryImage(below.base, (*below.deltas, into)), captured.pages
 
-    def _disk(self) -> tuple[tuple[Layer, ...], Layer]:
-        """The layers below, and the live one, which becomes the capture's."""
-        lineage = self._lineage
-        below = list(self._spec.layers)
-        for index, path in enumerate(lineage.sealed):
-            own = disk_file(lineage.directory, len(lineage.layers) + index)
+    def _stacks(self) -> tuple[tuple[Layer, ...], ...]:
+        """The layers of each disk: those below, and the live one, which becomes the capture's."""
+        return tuple(self._stack(disk) for disk in self._lineage.disks)
+
+    def _stack(self, disk: Disk) -> tuple[Layer, ...]:
+        layers = list(disk.layers)
+        for index, (own, path) in enumerate(disk.own()):
             if path == own or not path.exists():
                 # Of a capture that was given up, or that a dead node did not finish.
-                path = self._take(own, f"disk.{index}")
-            below.append(Layer(path, "qcow2"))
-        return tuple(below), Layer(self._take(lineage.disk, "disk"), "qcow2")
+                path = self._take(own, f"{disk.name}.{index}")
+            layers.append(Layer(path, "qcow2"))
+        return (*layers, Layer(self._take(disk.file(), disk.name), "qcow2"))
 
     def _take(self, own: Path, name: str) -> Path:
         path = self._into / name
@@ -200,37 +216,45 @@ class _Capture:
         self._undo.callback(path.unlink, missing_ok=True)
         return path
 
-    def _new_overlay(self) -> Path:
-        lineage = self._lineage
-        path = disk_file(lineage.directory, lineage.depth + 1)
+    def _make_overlay(self, disk: Disk) -> None:
+        path = disk.file(1)
+        size = self._spec.disk_mib if disk.drive is None else self._spec.drives[disk.drive].disk_mib
         with new_files() as create:
-            overlay.write_empty(create(path), self._spec.disk_mib * MIB)
+            overlay.write_empty(create(path), size * MIB)
         self._undo.callback(path.unlink, missing_ok=True)
-        return path
 
-    async def _seal(self, overlay_file: Path) -> None:
-        """Let the machine write to the new layer from now on."""
-        depth, number = self._lineage.depth, _new_set()
-        self._undo.push_async_callback(self._try, "remove-fd", {"fdset-id": number})
-        self._undo.push_async_callback(self._try, "blockdev-del", {"node-name": live_node(depth + 1)})
+    async def _seal(self) -> None:
+        """Let the machine write to the new layers from now on: to all of them, or to none."""
+        disks = self._lineage.disks
         with ExitStack() as opened:
-            # The second one is for the day when this layer is sealed.
-            writing = os.open(overlay_file, os.O_RDWR | os.O_CLOEXEC)
-            opened.callback(os.close, writing)
-            reading = os.open(overlay_file, os.O_RDONLY | os.O_CLOEXEC)
-            opened.callback(os.close, reading)
+            commands = [command for disk in disks for command in self._added(disk, opened)]
+            actions = [
+                {"type": "blockdev-snapshot", "data": {"node": disk.node(), "overlay": disk.node(1)}}
+                for disk in disks
+            ]
             try:
                 # None can succeed where the one before did not.
                 await self._qmp.together(
-                    ("add-fd", {"fdset-id": number}, writing),
-                    ("add-fd", {"fdset-id": number}, reading),
-                    ("blockdev-add", overlay_node(depth + 1, number)),
-                    ("blockdev-snapshot", {"node": live_node(depth), "overlay": live_node(depth + 1)}),
-                    timeout=_SEAL_LIMIT_S,
+                    *commands, ("transaction", {"actions": actions}), timeout=_SEAL_LIMIT_S
                 )
             except OutcomeUnknown:
-                if await top_node(self._qmp) != live_node(depth + 1):
+                if await top_nodes(self._qmp, disks) != _nodes(disks, 1):
                     raise
+
+    def _added(self, disk: Disk, opened: ExitStack) -> list[Command]:
+        """What makes a disk's new layer known to QEMU."""
+        number, node = _new_set(), disk.node(1)
+        self._undo.push_async_callback(self._try, "remove-fd", {"fdset-id": number})
+        self._undo.push_async_callback(self._try, "blockdev-del", {"node-name": node})
+        # The second one is for the day when this layer is sealed.
+        writing, reading = (os.open(disk.file(1), mode | os.O_CLOEXEC) for mode in (os.O_RDWR, os.O_RDONLY))
+        opened.callback(os.close, writing)
+        opened.callback(os.close, reading)
+        return [
+            ("add-fd", {"fdset-id": number}, writing),
+            ("add-fd", {"fdset-id": number}, reading),
+            ("blockdev-add", overlay_node(node, number)),
+        ]
 
     async def _try(self, command: str, arguments: dict[str, object]) -> None:
         try:

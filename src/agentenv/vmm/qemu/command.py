@@ -12,13 +12,21 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from agentenv.vmm.machine import MachineSpec
+from agentenv.vmm.machine import DRIVES_MOST, Layer, MachineSpec, drive_serial
 
 Accelerator = Literal["kvm", "tcg"]
 
-# Devices are fixed once a template is captured; drives of size zero stand in for images that are
-# attached later.
-PLACEHOLDERS = 4
+
+@dataclass(frozen=True)
+class DriveFiles:
+    """Numbers of the open files of a drive: its layers', and of its own layer if it is written to."""
+
+    layers: tuple[int, ...]
+    disk: tuple[int, int] | None = None
+
+    def all(self) -> tuple[int, ...]:
+        """Every number."""
+        return (*self.layers, *(self.disk or ()))
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,14 @@ class Descriptors:
     initramfs: int | None = None
     state: int | None = None
     kvm: int | None = None
+    drives: tuple[DriveFiles, ...] = ()
 
     def all(self) -> tuple[int, ...]:
         """Every number."""
         given = (self.memory, self.tools, *self.layers, *self.disk, self.tap, self.qmp, self.console)
         optional = (self.kernel, self.initramfs, self.state, self.kvm)
-        return (*given, *(number for number in optional if number is not None))
+        drives = (number for drive in self.drives for number in drive.all())
+        return (*given, *(number for number in optional if number is not None), *drives)
 
 
 _NUMBERS = Descriptors(memory=0, tools=0, layers=(), disk=(0, 0), tap=0, qmp=0, console=0)
@@ -89,7 +99,7 @@ def boot_command(
     kernel = [
         *("-kernel", f"/proc/self/fd/{descriptors.kernel}"),
         *("-initrd", f"/proc/self/fd/{descriptors.initramfs}"),
-        *("-append", kernel_command_line(emulation)),
+        *("-append", " ".join((kernel_command_line(emulation), *spec.words))),
     ]
     # A shared mapping of a file: when the machine is captured, the file is the memory layer.
     return [*_common(program, spec, descriptors, emulation, "share=on"), *kernel]
@@ -116,19 +126,25 @@ def state_of(descriptors: Descriptors) -> str:
     return f"file:{_set_of(descriptors.state)}"
 
 
-def live_node(layers: int) -> str:
-    """The block node that a machine writes to above so many sealed layers; also its file's stem."""
-    return f"layer{layers}"
+def live_node(layers: int, drive: int | None = None) -> str:
+    """The block node that a machine writes to above so many sealed layers, of its root disk or of a drive;
+    also its file's stem."""
+    return f"layer{layers}" if drive is None else f"drive{drive}layer{layers}"
 
 
-def overlay_node(layers: int, fdset: int) -> dict[str, object]:
+def device_id(drive: int | None = None) -> str:
+    """The device of the root disk or of a drive, as QEMU calls it."""
+    return f"drive-{'root' if drive is None else drive_serial(drive)}"
+
+
+def overlay_node(node: str, fdset: int) -> dict[str, object]:
     """The block node of the layer that a running machine is to write next, not yet above another."""
-    return _own_layer(layers, None, f"/dev/fdset/{fdset}")
+    return _own_layer(node, None, f"/dev/fdset/{fdset}")
 
 
 def devices(spec: MachineSpec) -> list[str]:
     """All of the machine but its files, in words that are the same for every restore of it."""
-    argv = _common("", replace(spec, layers=()), _NUMBERS, Emulation("tcg", 0, 0), "")
+    argv = _common("", replace(spec, layers=(), drives=()), _NUMBERS, Emulation("tcg", 0, 0), "")
     values = [value for name, value in itertools.pairwise(argv) if name in ("-device", "-machine")]
     return [re.sub(r"mac=[0-9a-f:]+", "mac=", value) for value in values]
 
@@ -185,33 +201,53 @@ def _memory(spec: MachineSpec, descriptor: int, how: str) -> list[str]:
 
 
 def _disks(spec: MachineSpec, descriptors: Descriptors) -> list[str]:
+    arguments, root = _stack(spec.layers, descriptors.layers, descriptors.disk)
+    arguments += _drive(root, "root")
+    tools: dict[str, object] = {"driver": "raw", "node-name": "tools", "read-only": True}
+    arguments += [*_passed(descriptors.tools), *_block(tools, _file(descriptors.tools))]
+    arguments += _drive("tools", "tools")
+    for index in range(DRIVES_MOST):
+        if index < len(spec.drives):
+            files = descriptors.drives[index]
+            nodes, node = _stack(spec.drives[index].layers, files.layers, files.disk, index)
+        else:  # of no size: it stands in for what is attached later
+            node = drive_serial(index)
+            spare = {"driver": "null-co", "node-name": node, "size": 0, "read-zeroes": True}
+            nodes = ["-blockdev", json.dumps(spare)]
+        arguments += [*nodes, *_drive(node, drive_serial(index))]
+    return arguments
+
+
+def _stack(
+    layers: tuple[Layer, ...],
+    opened: tuple[int, ...],
+    disk: tuple[int, int] | None,
+    drive: int | None = None,
+) -> tuple[list[str], str]:
+    """The block nodes of sealed layers and of the machine's own above them, and the name of the topmost."""
     arguments: list[str] = []
     below: str | None = None
-    for index, (layer, descriptor) in enumerate(zip(spec.layers, descriptors.layers, strict=True)):
-        name = live_node(index)
+    for index, (layer, descriptor) in enumerate(zip(layers, opened, strict=True)):
+        name = live_node(index, drive)
         node: dict[str, object] = {"driver": layer.format, "node-name": name, "read-only": True}
         if layer.format == "qcow2":
             node["backing"] = below
         arguments += [*_passed(descriptor), *_block(node, _file(descriptor))]
         below = name
-    arguments += _passed(*descriptors.disk)
-    own = _own_layer(len(spec.layers), below, _set_of(descriptors.disk[0]))
-    arguments += ["-blockdev", json.dumps(own), *_drive(live_node(len(spec.layers)), "root")]
-    tools: dict[str, object] = {"driver": "raw", "node-name": "tools", "read-only": True}
-    arguments += [*_passed(descriptors.tools), *_block(tools, _file(descriptors.tools))]
-    arguments += _drive("tools", "tools")
-    for index in range(PLACEHOLDERS):
-        spare = {"driver": "null-co", "node-name": f"spare{index}", "size": 0, "read-zeroes": True}
-        arguments += ["-blockdev", json.dumps(spare), *_drive(f"spare{index}", f"spare{index}")]
-    return arguments
+    if disk is None:
+        assert below is not None, "a disk that is not written to has layers"
+        return arguments, below
+    name = live_node(len(layers), drive)
+    own = _own_layer(name, below, _set_of(disk[0]))
+    return [*arguments, *_passed(*disk), "-blockdev", json.dumps(own)], name
 
 
-def _own_layer(layers: int, below: str | None, file: str) -> dict[str, object]:
+def _own_layer(name: str, below: str | None, file: str) -> dict[str, object]:
     # What the death of the host may lose is a running sandbox; a captured layer is synced.
     kept = {"discard": "unmap", "cache": {"no-flush": True}}
     return {
         "driver": "qcow2",
-        "node-name": live_node(layers),
+        "node-name": name,
         "backing": below,
         "file": {"driver": "file", "filename": file, "locking": "off", **kept},
         **kept,

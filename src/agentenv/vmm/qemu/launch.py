@@ -21,13 +21,20 @@ from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, 
 from agentenv.vmm import cgroup, namespace, process, sockets
 from agentenv.vmm.cgroup import Limits
 from agentenv.vmm.console import Console, SerialLog
-from agentenv.vmm.machine import MachineSpec, SavedState
+from agentenv.vmm.machine import DRIVES_MOST, Layer, MachineSpec, SavedState
 from agentenv.vmm.output import BoundedOutput
 from agentenv.vmm.process import Identity, Process
 from agentenv.vmm.qemu import faults, overlay
 from agentenv.vmm.qemu.capture import SHARED_MODE
-from agentenv.vmm.qemu.command import Descriptors, Emulation, boot_command, restore_command, state_of
-from agentenv.vmm.qemu.lineage import Lineage
+from agentenv.vmm.qemu.command import (
+    Descriptors,
+    DriveFiles,
+    Emulation,
+    boot_command,
+    restore_command,
+    state_of,
+)
+from agentenv.vmm.qemu.lineage import Lineage, disks_of
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
 from agentenv.vmm.qemu.steps import Steps, Trace
@@ -119,7 +126,9 @@ class Launch:
         self._groups: list[Path] = []
         self._directory = site.machine_dir(spec.id)
         self._sockets = site.socket_dir(spec.id)
-        self._lineage = Lineage(self._directory, spec.layers, image=saved.memory if saved else None)
+        _, *drives = disks_of(self._directory, spec)
+        image = saved.memory if saved else None
+        self._lineage = Lineage(self._directory, spec.layers, image=image, drives=tuple(drives))
         self.state_uri = ""
         self.phase = self._steps.phase
 
@@ -163,9 +172,7 @@ class Launch:
 
     def _open_files(self) -> Descriptors:
         spec, guest, saved = self._spec, self._spec.guest, self._saved
-        disk = self._lineage.disk
-        writable = self._open(disk, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        overlay.write_empty(writable, overlay.size_at_start(spec, saved=saved is not None))
+        size = overlay.size_at_start(spec, saved=saved is not None)
         qmp = self._handed.enter_context(sockets.listen(self._sockets / "qmp"))
         console = self._handed.enter_context(sockets.listen(self._sockets / "console"))
         kvm = self._site.kvm_device
@@ -175,13 +182,33 @@ class Launch:
             initramfs=None if saved else self._open(guest.initramfs),
             state=self._open_saved(saved.device_state) if saved else None,
             tools=self._open(guest.tools),
-            layers=tuple(self._open_saved(layer.path) for layer in spec.layers),
-            disk=(writable, self._open(disk)),
+            layers=self._open_layers(spec.layers),
+            disk=self._make_disk(self._lineage.disk, size),
             tap=-1,
             qmp=qmp.fileno(),
             console=console.fileno(),
             kvm=self._open(kvm, os.O_RDWR) if kvm else None,
+            drives=self._open_drives(),
         )
+
+    def _open_drives(self) -> tuple[DriveFiles, ...]:
+        own = {disk.drive: disk.file() for disk in self._lineage.drives}
+        return tuple(
+            DriveFiles(
+                self._open_layers(drive.layers),
+                self._make_disk(own[index], drive.disk_mib * MIB) if drive.writable else None,
+            )
+            for index, drive in enumerate(self._spec.drives)
+        )
+
+    def _open_layers(self, layers: tuple[Layer, ...]) -> tuple[int, ...]:
+        return tuple(self._open_saved(layer.path) for layer in layers)
+
+    def _make_disk(self, path: Path, size: int) -> tuple[int, int]:
+        """An empty layer of `size` bytes to write to, open twice (see Descriptors)."""
+        writable = self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        overlay.write_empty(writable, size)
+        return writable, self._open(path)
 
     def _make_memory(self) -> int:
         spec = self._spec
@@ -296,10 +323,14 @@ def check(spec: MachineSpec, site: Site, memory_file_mib: int) -> None:
         _check_guest_file(path)
     if not spec.nic.namespace.exists():
         raise HostFault(f"there is no network namespace {spec.nic.namespace}")
-    sizes = [overlay.virtual_size(layer) for layer in spec.layers]
-    if sizes and max(sizes) > spec.disk_mib * MIB:
-        need = -(-max(sizes) // MIB)
-        raise InvalidRequest(f"a disk of {spec.disk_mib} MiB is smaller than its image's {need} MiB")
+    if len(spec.drives) > DRIVES_MOST:
+        raise InvalidRequest(
+            f"{len(spec.drives)} drives are more than the {DRIVES_MOST} that there are places for"
+        )
+    _require_size(spec.layers, spec.disk_mib)
+    for drive in spec.drives:
+        if drive.writable:
+            _require_size(drive.layers, drive.disk_mib)
     site.settings.machines_dir.mkdir(parents=True, exist_ok=True)
     free_mib = shutil.disk_usage(site.settings.machines_dir).free // MIB
     if free_mib < memory_file_mib + _SPARE_MIB:
@@ -325,6 +356,13 @@ def unprivileged(uid: int) -> list[str]:
         "--bounding-set=-all",
         "--",
     ]
+
+
+def _require_size(layers: tuple[Layer, ...], disk_mib: int) -> None:
+    sizes = [overlay.virtual_size(layer) for layer in layers]
+    if sizes and max(sizes) > disk_mib * MIB:
+        need = -(-max(sizes) // MIB)
+        raise InvalidRequest(f"a disk of {disk_mib} MiB is smaller than its image's {need} MiB")
 
 
 def _check_guest_file(path: Path) -> None:

@@ -83,7 +83,8 @@ class QemuMachine:
     @property
     def stands_on(self) -> frozenset[Path]:
         """The files that it needs besides its own; see the protocol."""
-        return self.lineage.stands_on
+        only_read = (drive.layers for drive in self.spec.drives if not drive.writable)
+        return self.lineage.stands_on | {layer.path for layers in only_read for layer in layers}
 
     async def run(self) -> None:
         """Let the vcpus run; see the protocol."""

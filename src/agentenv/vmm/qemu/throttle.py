@@ -6,13 +6,14 @@ Limits belong to a process: they are in no snapshot, and a restored machine begi
 from __future__ import annotations
 
 from agentenv.limits import DiskLimits
-from agentenv.vmm.qemu.command import PLACEHOLDERS
+from agentenv.vmm.machine import DRIVES_MOST
+from agentenv.vmm.qemu.command import device_id
 from agentenv.vmm.qemu.qmp import Command
 
 # One group, so that what the limits say holds for all disks together. The tools drive is not among them:
 # it is read by the agent, and in the host's page cache.
 _GROUP = "disks"
-DEVICES = ("drive-root", *(f"drive-spare{index}" for index in range(PLACEHOLDERS)))
+DEVICES = (device_id(), *map(device_id, range(DRIVES_MOST)))
 
 
 def commands(limits: DiskLimits) -> list[Command]:

@@ -15,7 +15,7 @@ from agentenv.guest import ipv6
 from agentenv.network import forwarding, namespace
 from agentenv.network.policy import Policy, parse
 from agentenv.network.resolver import Resolver
-from agentenv.network.slot import GATEWAY_ADDRESS, GATEWAY_ADDRESS6, GUEST_ADDRESS6, Slot
+from agentenv.network.slot import GATEWAY_ADDRESS, GATEWAY_ADDRESS6, GATEWAY_MAC, GUEST_ADDRESS6, Slot
 from agentenv.network.slots import Slots
 from agentenv.network.upstreams import Upstreams
 from support.nethost import (
@@ -107,6 +107,7 @@ async def test_the_agent_sets_it_up_at_once_and_takes_it_back(guest: Path) -> No
         shown = run("ip", "-6", "addr", "show", "dev", "eth0")
         assert GUEST_ADDRESS6 in shown and "tentative" not in shown and "fe80" not in shown
         assert GATEWAY_ADDRESS6 in run("ip", "-6", "route", "show", "default")
+        assert f"{GATEWAY_ADDRESS6} dev eth0 lladdr {GATEWAY_MAC} PERMANENT" in run("ip", "-6", "neigh")
         ipv6.set_up(False)
         assert run("ip", "-6", "addr", "show", "dev", "eth0") == ""
         ipv6.set_up(True)

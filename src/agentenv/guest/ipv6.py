@@ -1,29 +1,32 @@
 """The guest's address and route of IPv6, where the node has any: it says so with each start.
 
-No router and no address of the kernel's own making is needed, so the address is there at once, and a
-clone needs no other. Structures: the kernel's `include/uapi/linux/{ipv6,ipv6_route,sockios}.h`.
+No router, no discovery and no address of the kernel's own making is needed: what is set here is in force
+when it is set, and a clone needs no other. Formats: rtnetlink(7), and the kernel's
+`include/uapi/linux/{rtnetlink,if_addr,neighbour}.h`.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import os
 import struct
 
 from agentenv.guest.lean import socket
 
 DEVICE = "eth0"
-# Known to the node as network.slot.GUEST_ADDRESS6, GUEST_PREFIX6 and GATEWAY_ADDRESS6.
+# As the node has them, in network.slot: GUEST_ADDRESS6, GUEST_PREFIX6, GATEWAY_ADDRESS6, GATEWAY_MAC.
 _ADDRESS = "fd5e:c37b:91aa::15"
 _PREFIX = 126
 _GATEWAY = "fd5e:c37b:91aa::16"
+_GATEWAY_MAC = bytes.fromhex("02fc00000006")
 
-_SIOCADDRT, _SIOCSIFADDR = 0x890B, 0x8916
-_RTF_UP, _RTF_GATEWAY = 0x1, 0x2
-_METRIC = 1024
+_NEW_ADDRESS, _NEW_ROUTE, _NEW_NEIGHBOUR, _ERROR = 20, 24, 28, 2
+_FLAGS = 0x1 | 0x4 | 0x100 | 0x400  # a request, to be acknowledged, that makes or replaces
+_NO_DETECTION = 0x02  # of duplicates, for which an address would wait
+_IFA_ADDRESS, _IFA_LOCAL, _NDA_DST, _NDA_LLADDR, _RTA_OIF, _RTA_GATEWAY = 1, 2, 1, 2, 4, 5
+_PERMANENT = 0x80
+_MAIN, _STATIC, _GLOBAL, _UNICAST = 254, 4, 0, 1
 _CONF = f"/proc/sys/net/ipv6/conf/{DEVICE}"
-_BEFORE = (("accept_ra", "0"), ("addr_gen_mode", "1"), ("accept_dad", "0"), ("disable_ipv6", "0"))
-
+_BEFORE = (("accept_ra", "0"), ("addr_gen_mode", "1"), ("disable_ipv6", "0"))
 
 _is_on = False  # as the machine boots
 
@@ -42,26 +45,46 @@ def _change(on: bool) -> None:
         return
     for name, value in _BEFORE:
         _put(name, value)
-    device = socket.if_nametoindex(DEVICE)
+    _ask(_requests(socket.if_nametoindex(DEVICE)))
+
+
+def _requests(device: int) -> list[tuple[int, bytes]]:
+    """Address, gateway and route, as types and bodies of messages."""
     address, gateway = (socket.inet_pton(socket.AF_INET6, text) for text in (_ADDRESS, _GATEWAY))
-    kernel = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    family = socket.AF_INET6
+    own = struct.pack("=BBBBI", family, _PREFIX, _NO_DETECTION, _GLOBAL, device)
+    known = struct.pack("=BxHiHBB", family, 0, device, _PERMANENT, 0, 0)
+    way = struct.pack("=BBBBBBBBI", family, 0, 0, 0, _MAIN, _STATIC, _GLOBAL, _UNICAST, 0)
+    by = _attribute(_RTA_GATEWAY, gateway) + _attribute(_RTA_OIF, struct.pack("=I", device))
+    return [
+        (_NEW_ADDRESS, own + _attribute(_IFA_ADDRESS, address) + _attribute(_IFA_LOCAL, address)),
+        (_NEW_NEIGHBOUR, known + _attribute(_NDA_DST, gateway) + _attribute(_NDA_LLADDR, _GATEWAY_MAC)),
+        (_NEW_ROUTE, way + by),
+    ]
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    size = 4 + len(payload)
+    return struct.pack("=HH", size, kind) + payload + b"\0" * (-size % 4)
+
+
+def _ask(requests: list[tuple[int, bytes]]) -> None:
+    """Has the kernel do all, in order."""
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
     try:
-        _ask(kernel, _SIOCSIFADDR, struct.pack("=16sIi", address, _PREFIX, device))
-        route = struct.pack(
-            "16s16s16sIHHILIi",
-            *(bytes(16), bytes(16), gateway, 0, 0, 0, _METRIC, 0, _RTF_UP | _RTF_GATEWAY, device),
+        kernel.send(
+            b"".join(
+                struct.pack("=IHHII", 16 + len(body), kind, _FLAGS, number, 0) + body
+                for number, (kind, body) in enumerate(requests)
+            )
         )
-        _ask(kernel, _SIOCADDRT, route)
+        for _ in requests:
+            answer = kernel.recv(4096)
+            _, kind, _, _, _, code = struct.unpack_from("=IHHIIi", answer)
+            if kind == _ERROR and code:
+                raise OSError(-code, os.strerror(-code))
     finally:
         kernel.close()
-
-
-def _ask(kernel: socket.socket, request: int, argument: bytes) -> None:
-    try:
-        fcntl.ioctl(kernel, request, argument)
-    except OSError as error:
-        if error.errno != errno.EEXIST:
-            raise
 
 
 def _put(name: str, value: str) -> None:

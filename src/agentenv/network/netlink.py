@@ -36,6 +36,7 @@ _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFLA_INET_CONF, _DEVCONF_FORWARDING = 1, 1
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_F_NODAD = 0x02  # an address of IPv6 would wait for what nobody answers
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
 _RTNH_ONLINK, _RTPROT_STATIC, _RTN_UNICAST, _RT_TABLE_MAIN = 4, 4, 1, 254
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
@@ -146,8 +147,9 @@ def delete_link(name: str) -> Request:
 
 
 def _address_body(index: int, address: Address, prefix: int, scope: int) -> bytes:
+    flags = 0 if address.version == 4 else _IFA_F_NODAD
     return (
-        struct.pack("=BBBBI", _family(address), prefix, 0, scope, index)
+        struct.pack("=BBBBI", _family(address), prefix, flags, scope, index)
         + attribute(_IFA_LOCAL, address.packed)
         + attribute(_IFA_ADDRESS, address.packed)
     )

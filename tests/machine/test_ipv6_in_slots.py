@@ -243,6 +243,14 @@ async def test_it_is_off_by_the_setting_and_without_a_way_out(host: NetHost) -> 
     assert forwarding.ipv6_for_guests("on")
 
 
+def test_ways_out_are_all_that_lead_anywhere(host: NetHost) -> None:
+    run("ip", "link", "add", "dmz0", "type", "veth", "peer", "name", "dmz1")
+    for device in ("dmz0", "dmz1"):  # the latter with a link-local address alone
+        run("ip", "link", "set", device, "up")
+    run("ip", "addr", "add", "2001:db8:5::1/64", "dev", "dmz0", "nodad")
+    assert forwarding.ipv6_uplinks() == ["dmz0", "eth0"]
+
+
 def test_an_address_of_the_hosts_own_network_is_no_way_out(host: NetHost) -> None:
     run("ip", "addr", "del", f"{HOST6}/64", "dev", "eth0")
     run("ip", "addr", "add", "fd00::2/64", "dev", "eth0", "nodad")

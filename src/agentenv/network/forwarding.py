@@ -21,6 +21,8 @@ _GLOBAL = IPv6Network("2000::/3")  # what is assigned for use between networks: 
 _ANYWHERE = "2001:500:88:200::8"  # an address there; nothing is sent to it
 _ROUTES = Path("/proc/thread-self/net/ipv6_route")
 _LOOPBACK = "lo"
+_NEAR = ("fe80", "ff")  # link-local and multicast: not what packets are forwarded to
+_RTF_LOCAL = 0x80000000  # the host itself
 
 
 class Family(NamedTuple):
@@ -114,13 +116,19 @@ def ipv6_for_guests(wanted: Literal["auto", "on", "off"]) -> bool:
 
 
 def ipv6_uplinks() -> list[str]:
-    """The interfaces through which the calling thread's namespace has a default route of IPv6."""
+    """The interfaces through which the calling thread's namespace routes IPv6 to anywhere, slots aside."""
     try:
         lines = _ROUTES.read_text().splitlines()
     except FileNotFoundError:
         return []
-    routes = [line.split() for line in lines]
-    return sorted({each[9] for each in routes if each[1] == "00" and each[9] != _LOOPBACK})
+    return sorted(
+        {
+            device
+            for destination, *_, flags, device in map(str.split, lines)
+            if not destination.startswith(_NEAR) and not int(flags, 16) & _RTF_LOCAL
+            if device != _LOOPBACK and not device.startswith("aenv")
+        }
+    )
 
 
 def _has_global_ipv6() -> bool:

@@ -21,7 +21,7 @@ from support.zone import Zone
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
 RESOLVER = "127.0.0.153"
-PUBLIC = ("203.0.113.77", "203.0.113.78")
+PUBLIC = ("198.18.9.77", "198.18.9.78")  # of a range for such (RFC 2544), not of one that this host may use
 PUBLIC6 = "2001:db8:77::77"
 FORWARDS = Path("/proc/sys/net/ipv6/conf/lo/force_forwarding").exists()
 LINK = "internet0"  # no name that begins as those of nodes, which sandboxes do not reach
@@ -46,7 +46,7 @@ def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         made_place(place, stack)
         run("ip", "link", "add", LINK, "type", "veth", "peer", "name", "far", "netns", str(place))
         stack.callback(run, "ip", "link", "del", LINK)
-        run("ip", "addr", "add", "203.0.113.1/24", "dev", LINK)
+        run("ip", "addr", "add", "198.18.9.1/24", "dev", LINK)
         run("ip", "addr", "add", "2001:db8:77::1/64", "dev", LINK, "nodad")
         run("ip", "link", "set", LINK, "up")
         with namespace.inside(place):

@@ -294,6 +294,11 @@ class Settings(BaseSettings):
         "metadata addresses, exactly those listed (and the IPv6 addresses that hold an IPv4 one of them: "
         "mapped, NAT64, 6to4). The host itself and other sandboxes are refused whatever is listed.",
     )
+    ipv6: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether sandboxes have IPv6, translated to the host's own. `auto`: where the host"
+        " reaches the internet from a global address and forwards, or can without being a router altogether.",
+    )
     nameservers: list[str] = Field(
         default_factory=list, description="Upstream name servers for guests; empty means the host's own."
     )

@@ -31,8 +31,10 @@ from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
 from agentenv.image.cache import Images
-from agentenv.network.resolver import Resolver, Upstreams
+from agentenv.network.refusals import Refusals
+from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
+from agentenv.network.upstreams import Upstreams
 from agentenv.observe import logs
 from agentenv.observe.observation import Observation
 from agentenv.proxy.front import front_protocol
@@ -113,6 +115,7 @@ class Node:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
+        self.refusals = Refusals()  # the lookups that sandboxes' rules did not allow
         self.tls_url: str | None = None
 
     async def start(self) -> None:
@@ -142,7 +145,8 @@ class Node:
         slots = Slots(settings, ledger)
         await slots.start()
         parts.push_async_callback(slots.stop)
-        resolver = Resolver(str(slots.identity.address), Upstreams(settings.nameservers))
+        upstreams = Upstreams(settings.nameservers)
+        resolver = Resolver(str(slots.identity.address), upstreams, slots, refusals=self.refusals)
         await resolver.start()
         parts.push_async_callback(resolver.stop)
         templates = Templates(database, settings)

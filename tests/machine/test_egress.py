@@ -90,6 +90,8 @@ def echo(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
         connection.setsockopt(socket.IPPROTO_TCP, option, 1)
+    # Nor does it go on repeating what nobody acknowledges, once the slot has gone.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000)
     try:
         while data := connection.recv(100):
             connection.sendall(data)

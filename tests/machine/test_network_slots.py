@@ -18,9 +18,10 @@ import pytest
 from agentenv.errors import CapacityExceeded, HostFault, HostIncapable
 from agentenv.network import namespace
 from agentenv.network.host import forward_blockers
-from agentenv.network.resolver import Resolver, Upstreams
+from agentenv.network.resolver import Resolver
 from agentenv.network.slot import GATEWAY_ADDRESS, Slot
 from agentenv.network.slots import Slots
+from agentenv.network.upstreams import Upstreams
 from support import dns
 from support.nethost import (
     HOST,
@@ -291,6 +292,7 @@ from agentenv.config import Settings
 from agentenv.network import namespace
 from agentenv.network.node import NodeRegistry
 from agentenv.network.slots import Slots
+from agentenv.network.upstreams import Upstreams
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
 
@@ -443,7 +445,7 @@ async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHos
 async def resolver(host: NetHost, slots: Slots) -> AsyncIterator[dns.Upstream]:
     upstream = dns.Upstream(host.internet, NAMES)
     host.stack.callback(upstream.close)
-    made = Resolver(str(slots.identity.address), Upstreams([NAMES]))
+    made = Resolver(str(slots.identity.address), Upstreams([NAMES]), slots)
     await made.start()
     yield upstream
     await made.stop()

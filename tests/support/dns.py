@@ -39,7 +39,7 @@ class Upstream:
     """A name server in a place (None: here) that answers every question alike.
 
     `transports` tells over what it was asked. With `silent` it never answers, with `failing` it
-    answers with that code.
+    answers with that code. A subclass answers by what is asked.
     """
 
     def __init__(
@@ -86,7 +86,11 @@ class Upstream:
     def _reply(self, asked: bytes, transport: str) -> bytes | None:
         self.transports.append(transport)
         self.identifiers.append(asked[:2])
-        return None if self._silent else answer(asked, self._give, code=self._failing)
+        return None if self._silent else self.answer(asked, transport)
+
+    def answer(self, asked: bytes, transport: str) -> bytes:
+        """The answer to a question."""
+        return answer(asked, self._give, code=self._failing)
 
     def _serve_datagrams(self) -> None:
         while True:

@@ -35,6 +35,7 @@ WEB = "203.0.113.10"  # a public server
 NAMES = "203.0.113.53"  # a public name server
 PRIVATE = "10.99.0.1"  # a private host beyond the uplink
 METADATA = "169.254.169.254"
+HOST6 = "2001:db8::2"
 HOST = "198.51.100.2"
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -68,6 +69,46 @@ def open_tap(name: str) -> int:
     return descriptor
 
 
+def made_place(path: Path, stack: ExitStack) -> Path:
+    """A further namespace, at a path that does not exist yet, until the stack ends."""
+    path.touch()
+    with own_namespace():
+        run("mount", "--bind", "/proc/self/ns/net", str(path))
+    stack.callback(run, "umount", str(path))
+    return path
+
+
+def listen(
+    stack: ExitStack, place: Path | None, address: str, port: int, answer: Callable[[socket.socket], None]
+) -> int:
+    """Serve TCP connections to a place one after another, until the stack ends; returns the port."""
+    with ExitStack() as there:
+        if place is not None:
+            there.enter_context(namespace.inside(place))
+        listener = socket.create_server((address, port), family=_family(address))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                answer(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(listener.close)
+    stack.callback(listener.shutdown, socket.SHUT_RDWR)
+    found: int = listener.getsockname()[1]
+    return found
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 class NetHost:
     """The stand-in host, with `eth0` towards an internet in another namespace."""
 
@@ -91,14 +132,18 @@ class NetHost:
                 run("ip", "addr", "add", f"{address}/32", "dev", "lo")
         run("ip", "route", "add", "default", "via", "198.51.100.1")
 
+    def add_ipv6(self, *addresses: str) -> None:
+        """Give the host and its internet IPv6, and the internet these addresses."""
+        run("ip", "addr", "add", f"{HOST6}/64", "dev", "eth0", "nodad")
+        with namespace.inside(self.internet):
+            run("ip", "addr", "add", "2001:db8::1/64", "dev", "far", "nodad")
+            for address in addresses:
+                run("ip", "addr", "add", f"{address}/128", "dev", "lo", "nodad")
+        run("ip", "route", "add", "default", "via", "2001:db8::1")
+
     def place(self, name: str) -> Path:
         """A further namespace, outside the directory that slots use."""
-        path = self.directory / f"place-{name}"
-        path.touch()
-        with own_namespace():
-            run("mount", "--bind", "/proc/self/ns/net", str(path))
-        self.stack.callback(run, "umount", str(path))
-        return path
+        return made_place(self.directory / f"place-{name}", self.stack)
 
     def state(self) -> dict[str, Any]:
         """Everything that slots could leave behind."""
@@ -123,27 +168,7 @@ class NetHost:
         self, place: Path | None, address: str, port: int, answer: Callable[[socket.socket], None]
     ) -> int:
         """Serve TCP connections one after another with `answer`; returns the port."""
-        with ExitStack() as there:
-            if place is not None:
-                there.enter_context(namespace.inside(place))
-            listener = socket.create_server((address, port))
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    answer(connection)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        self.stack.callback(thread.join)
-        self.stack.callback(listener.close)
-        self.stack.callback(listener.shutdown, socket.SHUT_RDWR)
-        found: int = listener.getsockname()[1]
-        return found
+        return listen(self.stack, place, address, port, answer)
 
     def guest(self, slot: Slot) -> Path:
         """A namespace that stands for the guest on a slot's tap, with the network stack of one.
@@ -155,6 +180,7 @@ class NetHost:
             tap = open_tap(slot.tap)
         with namespace.inside(place):
             device = open_tap("eth0")
+            Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
             run("ip", "link", "set", "lo", "up")
             run("ip", "link", "set", "eth0", "address", GUEST_MAC, "up")
             run("ip", "addr", "add", f"{GUEST_ADDRESS}/30", "dev", "eth0")
@@ -216,7 +242,7 @@ def connect(place: Path | None, address: str, port: int, *, source: str | None =
     with ExitStack() as there:
         if place is not None:
             there.enter_context(namespace.inside(place))
-        connection = socket.socket()
+        connection = socket.socket(_family(address))
     try:
         connection.settimeout(2)
         if source is not None:

@@ -70,8 +70,9 @@ class RunningNode:
             verify=False,  # there is no TLS, and reading certificates takes 50 ms
         )
 
-    def sandbox(self, template: str) -> Sandbox:
-        """A new sandbox of this node, through E2B's client; the caller kills it."""
+    def sandbox(self, template: str, **more: Any) -> Sandbox:
+        """A new sandbox of this node, through E2B's client; the caller kills it. `more` is what else its
+        `create` takes."""
         return Sandbox.create(
             template,
             timeout=300,
@@ -79,6 +80,7 @@ class RunningNode:
             api_url=self.url,
             sandbox_url=self.url,
             api_key=self.key,
+            **more,
         )
 
     def build(self, name: str, made_of: dict[str, Any], **asked: Any) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from agentenv.image.cache import CachedImage
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
 from agentenv.limits import DiskLimits, NetworkLimits
+from agentenv.network.denied import denied
 from agentenv.network.policy import UNRESTRICTED, Policy
+from agentenv.network.servers import OwnServers
 from agentenv.network.slot import Slot
 from agentenv.records.database import Database
 from agentenv.records.ledger import Ledger
@@ -247,6 +250,8 @@ class MemoryHypervisor:
 class MemorySlots:
     """A few slots by number."""
 
+    ipv6 = False
+
     def __init__(self, steps: Steps, capacity: int = 8) -> None:
         self._steps = steps
         self.limits: dict[int, NetworkLimits] = {}
@@ -287,6 +292,9 @@ class MemorySlots:
     def hand_over(self, slot: Slot, owner: str) -> None:
         assert self.taken[slot.index][1] == slot
         self.taken[slot.index] = (owner, slot)
+
+    def check(self, policy: Policy) -> None:
+        OwnServers(denied(["10.0.0.0/8"]), (), IPv4Network("10.0.0.0/18")).check(policy)
 
     async def apply(self, slot: Slot, policy: Policy) -> None:
         if policy == self.policies.get(slot, UNRESTRICTED):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.guest import drives, identity, loop, remembered
+from agentenv.guest import drives, identity, ipv6, loop, remembered
 from agentenv.guest.connect import (
     ConnectError,
     bytes_field,
@@ -152,6 +152,9 @@ def _changes(message: Message) -> tuple[list[Callable[[], object]], list[Callabl
         changes.append(lambda: identity.set_clock(nanoseconds))
     if seed := bytes_field(message, "entropy"):
         changes.append(lambda: identity.add_entropy(seed))
+    ipv6_wanted = field(message, "ipv6")
+    if ipv6_wanted is not None:
+        changes.append(lambda: ipv6.set_up(ipv6_wanted is True))
     if name := text_field(message, "hostname"):
         if len(name) > 64 or not _NAME_CHARACTERS.issuperset(name):
             raise ConnectError("invalid_argument", f"hostname {name!r} is not a host name")

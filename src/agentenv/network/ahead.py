@@ -23,10 +23,13 @@ class SlotSource(Protocol):
 
     @property
     def free(self) -> int: ...
+    @property
+    def ipv6(self) -> bool: ...
     async def acquire(self, owner: str) -> Slot: ...
     async def limit(self, slot: Slot, limits: NetworkLimits) -> None: ...
     async def release(self, slot: Slot) -> None: ...
     def hand_over(self, slot: Slot, owner: str) -> None: ...
+    def check(self, policy: Policy) -> None: ...
     async def apply(self, slot: Slot, policy: Policy) -> None: ...
     async def adopt(self, owner: str, policy: Policy = ...) -> Slot | None: ...
     async def reap(self, keep: set[str]) -> list[str]: ...
@@ -58,6 +61,11 @@ class SlotsAhead:
         """How many more can be made."""
         return self._source.free
 
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6."""
+        return self._source.ipv6
+
     async def acquire(self, owner: str) -> Slot:
         """A slot that is recorded as the owner's; see Slots.acquire."""
         self.asked.append(self._now())
@@ -85,6 +93,10 @@ class SlotsAhead:
     async def release(self, slot: Slot) -> None:
         """See Slots.release."""
         await self._source.release(slot)
+
+    def check(self, policy: Policy) -> None:
+        """See Slots.check."""
+        self._source.check(policy)
 
     async def apply(self, slot: Slot, policy: Policy) -> None:
         """See Slots.apply."""

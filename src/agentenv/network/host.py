@@ -7,23 +7,20 @@ called from anywhere.
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from agentenv.errors import HostFault
 from agentenv.network import namespace, netlink, nft
-from agentenv.network.denied import denied
+from agentenv.network.denied import Denied
+from agentenv.network.forwarding import IPV4, IPV6, Forwarding, ipv6_uplinks
 from agentenv.network.netlink import Rtnetlink
-from agentenv.network.node import NodeIdentity, NodeRegistry, write_atomically
+from agentenv.network.node import NodeIdentity, NodeRegistry
 from agentenv.network.opened import Opened
 
 DEFAULT_MTU = 1500
-_CONF = Path("/proc/sys/net/ipv4/conf")
 _LOOPBACK = 1
 
 
@@ -73,13 +70,17 @@ class HostSide:
         self,
         identity: NodeIdentity,
         registry: NodeRegistry,
-        ranges: Sequence[str],
+        denied: Denied,
         opened: Sequence[Opened] = (),
+        *,
+        ipv6: bool = False,
     ) -> None:
         self._identity = identity
         self._opened = opened
-        self._denied = denied(ranges)
-        self._forwarding = Forwarding(registry)
+        self._denied = denied
+        self._ipv6 = ipv6
+        self._forwarding = Forwarding(registry, IPV4)
+        self._forwarding6 = Forwarding(registry, IPV6)
         self._docker = DockerConsent(identity)
 
     def set_up(self, host: Rtnetlink) -> None:
@@ -88,13 +89,15 @@ class HostSide:
         # The host reaches guests from this address, and the resolver listens on it. On the
         # loopback interface, since the dummy kind is not in every kernel.
         host.apply(netlink.set_up(_LOOPBACK), address)
-        nft.apply(nft.node_rules(self._identity, self._denied, self._opened))
+        nft.apply(nft.node_rules(self._identity, self._denied, self._opened, ipv6=self._ipv6))
         self._docker.give()
         self.refresh(host)
 
     def refresh(self, host: Rtnetlink) -> None:
         """See to it that replies from every way out are forwarded; cheap when nothing changed."""
         self._forwarding.switch_on([link.name for link in uplinks(host)])
+        if self._ipv6:
+            self._forwarding6.switch_on(ipv6_uplinks())
 
     def take_down(self, host: Rtnetlink) -> None:
         """Remove the node's own; `restore_shared` is for the last node to call."""
@@ -106,6 +109,7 @@ class HostSide:
     def restore_shared(self) -> None:
         """Put forwarding back as it was found, with the registry's lock held."""
         self._forwarding.restore()
+        self._forwarding6.restore()
 
     def _withdraw_address(self, host: Rtnetlink) -> None:
         try:
@@ -113,63 +117,6 @@ class HostSide:
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise
-
-
-class Forwarding:
-    """IPv4 forwarding on the host's own interfaces, switched on one by one where it is off.
-
-    The kernel looks at the interface by which a packet arrives. A slot's link is set when it is
-    made; for the replies the ways out need it too. What each was before is kept beside the node
-    registry, because it is the last node to leave that puts it back. The global switch is not
-    touched: it would make a router of every interface.
-    """
-
-    def __init__(self, registry: NodeRegistry) -> None:
-        self._registry = registry
-        self._record = registry.directory / "forwarding.json"
-
-    def switch_on(self, devices: Iterable[str]) -> None:
-        """Let the devices forward, recording those that did not."""
-        if all(self._forwards(device) for device in devices):
-            return
-        with self._registry.exclusive():
-            changed = [device for device in devices if not self._forwards(device)]
-            recorded = set(self._recorded())
-            write_atomically(self._record, json.dumps(sorted(recorded.union(changed))))
-            for device in changed:
-                self._write(device, "1")
-
-    def restore(self) -> None:
-        """Switch off what was switched on, unless the whole host forwards by now."""
-        if not self._forwards("all"):
-            for device in self._recorded():
-                self._write(device, "0")
-        self._record.unlink(missing_ok=True)
-
-    def _recorded(self) -> list[str]:
-        try:
-            return [str(device) for device in json.loads(self._record.read_text())]
-        except (FileNotFoundError, ValueError):
-            return []
-
-    @staticmethod
-    def _forwards(device: str) -> bool:
-        try:
-            return (_CONF / device / "forwarding").read_text().strip() == "1"
-        except FileNotFoundError:
-            return True  # it has gone; nothing to do for it
-
-    @staticmethod
-    def _write(device: str, value: str) -> None:
-        try:
-            (_CONF / device / "forwarding").write_text(value)
-        except FileNotFoundError:
-            pass  # unplugged meanwhile
-        except OSError as error:
-            raise HostFault(
-                f"cannot set net.ipv4.conf.{device}.forwarding: {error.strerror}",
-                remedy="run the node where /proc/sys is writable, or switch on net.ipv4.ip_forward yourself",
-            ) from error
 
 
 class DockerConsent:

@@ -14,16 +14,25 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 
 from agentenv.errors import HostFault
-from agentenv.network import egress, netlink, nft
+from agentenv.network import egress, forwarding, netlink, nft
 from agentenv.network.egress import Opening
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.opened import Opened
 from agentenv.network.policy import UNRESTRICTED, Policy
-from agentenv.network.slot import GATEWAY_ADDRESS, GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, GUEST_PREFIX
+from agentenv.network.slot import (
+    GATEWAY_ADDRESS,
+    GATEWAY_ADDRESS6,
+    GATEWAY_MAC,
+    GUEST_ADDRESS,
+    GUEST_ADDRESS6,
+    GUEST_MAC,
+    GUEST_PREFIX,
+    GUEST_PREFIX6,
+)
 
 NAMESPACES = Path("/run/netns")  # where `ip netns` looks
 
@@ -36,7 +45,19 @@ _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _CLONE_NEWNET = 0x40000000
 _MS_BIND, _MNT_DETACH = 4096, 2
 
+# No addresses but those given, which are there at once.
+_IPV6_ON = {"addr_gen_mode": "1", "accept_dad": "0", "forwarding": "1", "disable_ipv6": "0"}
+_IPV6_OFF = {"disable_ipv6": "1"}
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Ipv6Wiring:
+    """What of a slot is there where guests have IPv6: its address, and what it has for a gateway."""
+
+    address: IPv6Address
+    node: IPv6Address
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,7 @@ class Wiring:
     node: IPv4Address
     uid: int
     mtu: int
+    ipv6: Ipv6Wiring | None = None
 
     @property
     def namespace(self) -> Path:
@@ -58,6 +80,11 @@ class Wiring:
     def ends(self) -> tuple[str, str]:
         """The addresses of the slot and of the node."""
         return str(self.address), str(self.node)
+
+    @property
+    def address6(self) -> IPv6Address | None:
+        """The slot's address of IPv6, if it has one."""
+        return None if self.ipv6 is None else self.ipv6.address
 
 
 def _checked(result: int, what: str) -> None:
@@ -118,12 +145,13 @@ def build(wiring: Wiring, host: Rtnetlink, step: Callable[[str], None]) -> None:
     step("namespace")
     with _new_namespace(wiring.namespace):
         step("sysctls")
-        _set_sysctls()
+        _set_sysctls(ipv6=wiring.ipv6 is not None)
         step("tap")
         _make_tap(wiring)
         step("veth")
         _make_veth(wiring, host)
-        _wire(wiring, host, step, nft.slot_rules(*wiring.ends, fresh=True))
+        _wire(wiring, host, step, nft.slot_rules(*wiring.ends, ipv6=wiring.address6, fresh=True))
+    _wire_host_ipv6(wiring, host)
 
 
 def repair(
@@ -141,11 +169,13 @@ def repair(
         if own.link(nft.TAP) is None:
             return None
         openings = egress.listed(nft.ruleset(), policy) if policy.allow_names else []
-        _set_sysctls()
+        _set_sysctls(ipv6=wiring.ipv6 is not None)
         if own.link(nft.UPLINK) is None or host.link(wiring.name) is None:
             _delete_link(host, wiring.name)
             _make_veth(wiring, host)
-        _wire(wiring, host, lambda _: None, nft.slot_rules(*wiring.ends, policy, opened, openings))
+        rules = nft.slot_rules(*wiring.ends, policy, opened, openings, ipv6=wiring.address6)
+        _wire(wiring, host, lambda _: None, rules)
+    _wire_host_ipv6(wiring, host)
     return openings
 
 
@@ -180,12 +210,13 @@ def _new_namespace(path: Path) -> Iterator[None]:
         yield
 
 
-def _set_sysctls() -> None:
+def _set_sysctls(*, ipv6: bool) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    for scope in ("all", "default"):
-        file = Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6")
-        if file.exists():  # a kernel without IPv6 has nothing to switch off
-            file.write_text("1")
+    for scope in (nft.TAP, nft.UPLINK, "default", "all"):  # those of a slot that is there, then all to come
+        conf = Path("/proc/sys/net/ipv6/conf", scope)
+        if conf.exists():  # as yet, and in a kernel with IPv6
+            for name, value in (_IPV6_ON if ipv6 else _IPV6_OFF).items():
+                (conf / name).write_text(value)
 
 
 def _make_tap(wiring: Wiring) -> None:
@@ -235,6 +266,18 @@ def _wire_host(wiring: Wiring, host: Rtnetlink) -> None:
     )
 
 
+def _wire_host_ipv6(wiring: Wiring, host: Rtnetlink) -> None:
+    """The same for IPv6, with the thread in the host's namespace: netlink has no means for one part of it."""
+    if wiring.ipv6 is None:
+        return
+    forwarding.let_link_forward_ipv6(wiring.name)
+    link = _expect(host, wiring.name)
+    host.apply(
+        netlink.add_neighbour(link, wiring.ipv6.address, _UPLINK_MAC),
+        netlink.add_route(link, IPv6Network(wiring.ipv6.address)),
+    )
+
+
 def _wire_namespace(wiring: Wiring, own: Rtnetlink) -> None:
     uplink, tap, loopback = (_expect(own, name) for name in (nft.UPLINK, nft.TAP, "lo"))
     own.apply(
@@ -246,7 +289,18 @@ def _wire_namespace(wiring: Wiring, own: Rtnetlink) -> None:
         netlink.add_address(tap, IPv4Address(GATEWAY_ADDRESS), GUEST_PREFIX),
         netlink.set_up(tap, mac=GATEWAY_MAC, mtu=wiring.mtu),
         netlink.add_neighbour(tap, IPv4Address(GUEST_ADDRESS), GUEST_MAC),
+        *([] if wiring.ipv6 is None else _ipv6(wiring.ipv6, uplink, tap)),
     )
+
+
+def _ipv6(wiring: Ipv6Wiring, uplink: int, tap: int) -> list[netlink.Request]:
+    return [
+        netlink.add_address(uplink, wiring.address, 128),
+        netlink.add_neighbour(uplink, wiring.node, _HOST_MAC),
+        netlink.add_route(uplink, IPv6Network("::/0"), gateway=wiring.node),
+        netlink.add_address(tap, IPv6Address(GATEWAY_ADDRESS6), GUEST_PREFIX6),
+        netlink.add_neighbour(tap, IPv6Address(GUEST_ADDRESS6), GUEST_MAC),
+    ]
 
 
 def _expect(socket: Rtnetlink, name: str) -> int:

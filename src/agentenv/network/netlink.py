@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
@@ -37,12 +37,16 @@ _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFLA_INET_CONF, _DEVCONF_FORWARDING = 1, 1
 _IFLA_INET6_ADDR_GEN_MODE, _ADDR_GEN_NONE = 8, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_F_NODAD = 0x02  # an address of IPv6 would wait for what nobody answers
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_TABLE = 1, 4, 5, 7, 15
 _RTNH_ONLINK, _RTPROT_STATIC, _RTN_UNICAST, _RT_TABLE_MAIN = 4, 4, 1, 254
 _NDA_DST, _NDA_LLADDR, _NUD_PERMANENT = 1, 2, 0x80
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TC_ROOT, _TC_HANDLE, _TC_ETHERNET = 0xFFFFFFFF, 0x0AE0000, 1
 _TBF_PARAMETERS, _TBF_RATE64, _TBF_BURST = 1, 4, 6
+
+
+Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Route:
 
     destination: IPv4Network
     device: int
+
+
+def _family(address: Address | IPv4Network | IPv6Network) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -139,15 +147,16 @@ def delete_link(name: str) -> Request:
     return Request(RTM_DELLINK, 0, _link_header() + _text(_IFLA_IFNAME, name))
 
 
-def _address_body(index: int, address: IPv4Address, prefix: int, scope: int) -> bytes:
+def _address_body(index: int, address: Address, prefix: int, scope: int) -> bytes:
+    flags = 0 if address.version == 4 else _IFA_F_NODAD
     return (
-        struct.pack("=BBBBI", socket.AF_INET, prefix, 0, scope, index)
+        struct.pack("=BBBBI", _family(address), prefix, flags, scope, index)
         + attribute(_IFA_LOCAL, address.packed)
         + attribute(_IFA_ADDRESS, address.packed)
     )
 
 
-def add_address(index: int, address: IPv4Address, prefix: int, *, scope: int = SCOPE_GLOBAL) -> Request:
+def add_address(index: int, address: Address, prefix: int, *, scope: int = SCOPE_GLOBAL) -> Request:
     """Give an interface an address, or refresh the same one."""
     return Request(RTM_NEWADDR, _CREATE | _REPLACE, _address_body(index, address, prefix, scope))
 
@@ -159,10 +168,10 @@ def delete_address(index: int, address: IPv4Address, prefix: int) -> Request:
 
 def add_route(
     index: int,
-    destination: IPv4Network,
+    destination: IPv4Network | IPv6Network,
     *,
-    gateway: IPv4Address | None = None,
-    source: IPv4Address | None = None,
+    gateway: Address | None = None,
+    source: Address | None = None,
 ) -> Request:
     """A route through an interface, replacing one to the same destination.
 
@@ -173,7 +182,7 @@ def add_route(
     prefix = destination.prefixlen
     body = struct.pack(
         "=BBBBBBBBI",
-        socket.AF_INET, prefix, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST, flags,
+        _family(destination), prefix, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, scope, _RTN_UNICAST, flags,
     )  # fmt: skip
     if prefix:
         body += attribute(_RTA_DST, destination.network_address.packed)
@@ -184,9 +193,9 @@ def add_route(
     return Request(RTM_NEWROUTE, _CREATE | _REPLACE, body + _number(_RTA_OIF, index))
 
 
-def add_neighbour(index: int, address: IPv4Address, mac: str) -> Request:
-    """A neighbour that is never asked for by ARP."""
-    body = struct.pack("=BxHiHBB", socket.AF_INET, 0, index, _NUD_PERMANENT, 0, 0)
+def add_neighbour(index: int, address: Address, mac: str) -> Request:
+    """A neighbour that is never asked for by ARP or neighbour discovery."""
+    body = struct.pack("=BxHiHBB", _family(address), 0, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _mac(mac))
     return Request(RTM_NEWNEIGH, _CREATE | _REPLACE, body)
 

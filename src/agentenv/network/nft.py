@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable
+from ipaddress import IPv6Address
 from typing import Any
 
 from agentenv.errors import HostFault, HostIncapable
 from agentenv.network import egress
 from agentenv.network.denied import Denied
 from agentenv.network.egress import CHAIN, SLOT_TABLE, Opening
-from agentenv.network.node import NodeIdentity
+from agentenv.network.node import NODES6, NodeIdentity
 from agentenv.network.opened import Opened
 from agentenv.network.policy import UNRESTRICTED, Policy
-from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS
+from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_ADDRESS6
 
 TAP = "tap0"
 UPLINK = "uplink"
@@ -86,6 +87,7 @@ def slot_rules(
     opened: Iterable[Opened] = (),
     openings: Iterable[Opening] = (),
     *,
+    ipv6: IPv6Address | None = None,
     fresh: bool = False,
 ) -> str:
     """Rules inside a slot's namespace: translation, and who may talk to whom.
@@ -104,8 +106,13 @@ def slot_rules(
         policy: what the guest may reach.
         opened: what the operator has opened to all.
         openings: what names have opened, where they are part of the policy.
+        ipv6: the slot's address of IPv6, where guests have any.
         fresh: whether the namespace has no rules yet.
     """
+    translated, foreign = "", "meta nfproto ipv6"
+    if ipv6 is not None:
+        translated = f'oifname "{UPLINK}" ip6 saddr {GUEST_ADDRESS6} snat ip6 to {ipv6}'
+        foreign = f"ip6 saddr != {GUEST_ADDRESS6}"
     lines = "\n        ".join(egress.rules(policy, opened))
     write = _making if fresh else _replacing
     return write(
@@ -123,6 +130,7 @@ def slot_rules(
         type nat hook postrouting priority srcnat; policy accept;
         oifname "{UPLINK}" ip saddr {GUEST_ADDRESS} snat ip to {address}
         oifname "{TAP}" ip saddr {node} ip daddr {GUEST_ADDRESS} snat ip to {GATEWAY_ADDRESS}
+        {translated}
     }}
     chain {CHAIN} {{
         {lines}
@@ -130,7 +138,7 @@ def slot_rules(
     chain forward {{
         type filter hook forward priority filter; policy drop;
         iifname "{TAP}" ip saddr != {GUEST_ADDRESS} drop
-        iifname "{TAP}" meta nfproto ipv6 drop
+        iifname "{TAP}" {foreign} drop
         ct state invalid drop
         tcp flags syn tcp option maxseg size set rt mtu
         iifname "{TAP}" oifname "{UPLINK}" ct direction original jump {CHAIN}
@@ -143,18 +151,21 @@ def slot_rules(
     chain input {{
         type filter hook input priority filter; policy drop;
         icmp type echo-request accept
+        icmpv6 type {{ echo-request, nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "{TAP}" goto refuse
     }}
     chain output {{
         type filter hook output priority filter; policy drop;
-        meta l4proto icmp accept
+        meta l4proto {{ icmp, ipv6-icmp }} accept
         tcp flags & rst == rst accept
     }}
 {_REFUSE}""",
     ) + "".join(f"{line}\n" for line in egress.elements(openings))
 
 
-def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] = ()) -> str:
+def node_rules(
+    identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] = (), *, ipv6: bool = False
+) -> str:
     """Rules on the host: what a node's sandboxes may reach there and beyond, whatever their policies.
 
     Of the host they reach the resolver and what is opened, of each other nothing, of the denied ranges
@@ -163,6 +174,7 @@ def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] 
     """
     opened_set = _elements(f"{each.address} . {each.port}" for each in opened)
     inside = f'"{identity.links}"'
+    foreign = f"ip6 saddr != {identity.block6}" if ipv6 else "meta nfproto ipv6"
     return _replacing(
         "inet",
         identity.name,
@@ -182,7 +194,7 @@ def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] 
     chain prerouting {{
         type filter hook prerouting priority raw; policy accept;
         iifname {inside} ip saddr != {identity.block} drop
-        iifname {inside} meta nfproto ipv6 drop
+        iifname {inside} {foreign} drop
     }}
     chain input {{
         type filter hook input priority filter - 5; policy accept;
@@ -204,6 +216,7 @@ def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] 
         ct state related accept
         oifname "aenv*" goto refuse
         ip daddr {identity.block} goto refuse
+        ip6 daddr {NODES6} goto refuse
         ip daddr . tcp dport @opened accept
         ip daddr @denied goto refuse
         ip6 daddr @denied6 goto refuse
@@ -225,6 +238,7 @@ def node_rules(identity: NodeIdentity, denied: Denied, opened: Iterable[Opened] 
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
         ip saddr {identity.block} ip daddr != {identity.block} masquerade
+        ip6 saddr {identity.block6} ip6 daddr != {identity.block6} masquerade
     }}
 """,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 
 from agentenv.errors import CapacityExceeded, HostFault, InvalidRequest
@@ -26,6 +26,8 @@ INDEXES = 64
 BLOCK_PREFIX = 18
 UID_BASE = 1_900_000_000
 SLOTS_PER_NODE = 9_999  # the uids of a node are UID_BASE + index * 10_000 + slot
+# Of IPv6 each node has a /64 of this prefix, by its index, and slots have the same numbers in it.
+NODES6 = IPv6Network("fd5e:c37b:91ab::/48")
 _FIRST_SLOT_OFFSET = 256  # slot n has the address number 256 + n of the block
 
 
@@ -58,6 +60,20 @@ class NodeIdentity:
     def slot_address(self, number: int) -> IPv4Address:
         """The address at which the host reaches the guest in a slot."""
         return self.block[_FIRST_SLOT_OFFSET + number]
+
+    @cached_property
+    def block6(self) -> IPv6Network:
+        """The addresses of this node's slots in IPv6, which are seen on this host alone."""
+        return IPv6Network((int(NODES6.network_address) + (self.index << 64), 64))
+
+    @property
+    def address6(self) -> IPv6Address:
+        """What slots have for a gateway in IPv6. The host needs no such address: it is only a way to it."""
+        return self.block6[1]
+
+    def slot_address6(self, number: int) -> IPv6Address:
+        """The address of IPv6 by which a slot's guest goes out of its namespace."""
+        return self.block6[_FIRST_SLOT_OFFSET + number]
 
     def slot_number(self, address: IPv4Address) -> int:
         """The number of the slot with that address; not positive when it is no slot's."""

@@ -44,14 +44,15 @@ class Policy:
 
     `allow` wins over `deny`; what neither names is reached if `internet`. `allow_names` are lowercase
     ASCII, `example.com` or `*.example.com`, the latter for all names below and not for itself; they open the
-    addresses that they resolve to. `dns_servers` are asked for this sandbox in the place of the node's.
+    addresses that they resolve to. `dns_servers` are asked for this sandbox in the place of the node's; where
+    there is none of them, nothing is looked up.
     """
 
     allow: tuple[Range, ...] = ()
     deny: tuple[Range, ...] = ()
     allow_names: tuple[str, ...] = ()
     internet: bool = True
-    dns_servers: tuple[Address, ...] = ()
+    dns_servers: tuple[Address, ...] | None = None
 
     @property
     def unrestricted(self) -> bool:
@@ -100,7 +101,7 @@ def parse(network: Mapping[str, Any] | None, allow_internet_access: bool | None)
             f"network.allowOut: the name {names[0]!r} needs all other traffic denied",
             remedy='add "0.0.0.0/0" to network.denyOut',
         )
-    servers = _servers(given.get("dnsServers") or ())
+    servers = _servers(given.get("dnsServers"), needed=not names)
     if ALL_IPV4 in ranges:  # it wins over whatever is denied
         return Policy(dns_servers=servers)
     return Policy(
@@ -178,7 +179,10 @@ def _name(key: str, text: str) -> str:
     return f"*.{plain}" if wildcard else plain
 
 
-def _servers(entries: Sequence[str]) -> tuple[Address, ...]:
+def _servers(entries: Sequence[str] | None, *, needed: bool) -> tuple[Address, ...] | None:
+    """The servers to ask. That there be none can only be meant beside names, for which E2B documents it."""
+    if entries is None or (needed and not entries):
+        return None
     servers = []
     for entry in entries:
         try:
@@ -189,7 +193,8 @@ def _servers(entries: Sequence[str]) -> tuple[Address, ...]:
             raise InvalidRequest(
                 f"network.dnsServers: {entry!r} is not an address", remedy="such as 8.8.8.8, without a port"
             )
-        servers.append(address)
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        servers.append(mapped or address)
     return tuple(dict.fromkeys(servers))
 
 

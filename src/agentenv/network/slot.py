@@ -9,6 +9,10 @@ from pathlib import Path
 GUEST_ADDRESS = "169.254.0.21"
 GUEST_PREFIX = 30
 GATEWAY_ADDRESS = "169.254.0.22"  # also the guest's name server
+# Of IPv6 where the node has it: a prefix of our own (RFC 4193, drawn at random), the same link as above.
+GUEST_ADDRESS6 = "fd5e:c37b:91aa::15"
+GATEWAY_ADDRESS6 = "fd5e:c37b:91aa::16"
+GUEST_PREFIX6 = 126
 GUEST_MAC = "02:fc:00:00:00:05"
 # Fixed as well: a guest restored from a snapshot still knows its gateway by this one.
 GATEWAY_MAC = "02:fc:00:00:00:06"

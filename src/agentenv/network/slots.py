@@ -23,12 +23,15 @@ from agentenv.errors import AenvError, CapacityExceeded, HostFault, HostIncapabl
 from agentenv.limits import NetworkLimits
 from agentenv.network import egress, namespace, nft, shaping
 from agentenv.network.applied import Applied, Asker
+from agentenv.network.denied import denied
+from agentenv.network.forwarding import ipv6_for_guests
 from agentenv.network.host import HostSide, in_use, left_behind, uplink_mtu
-from agentenv.network.namespace import NameTaken, Wiring
+from agentenv.network.namespace import Ipv6Wiring, NameTaken, Wiring
 from agentenv.network.netlink import Rtnetlink
 from agentenv.network.node import SLOTS_PER_NODE, NodeIdentity, NodeRegistry
 from agentenv.network.opened import Opened, opened
 from agentenv.network.policy import UNRESTRICTED, Address, Policy
+from agentenv.network.servers import OwnServers
 from agentenv.network.slot import GUEST_MAC, Slot
 from agentenv.records.ledger import Entry, Ledger
 
@@ -82,9 +85,11 @@ class Slots:
         self._foreign: set[int] = set()  # numbers whose names something else has
         self._identity: NodeIdentity | None = None
         self._host_side: HostSide | None = None
+        self._own_servers: OwnServers | None = None
         self._opened: list[Opened] = []
         self._applied: dict[int, Applied] = {}  # by lease
         self._mtu = 0
+        self._ipv6 = False
         self._workers: ThreadPoolExecutor | None = None
         self._sockets: queue.SimpleQueue[Rtnetlink] = queue.SimpleQueue()
         self._refreshed = 0.0
@@ -103,6 +108,11 @@ class Slots:
     def free(self) -> int:
         """How many more slots can be acquired now."""
         return self._capacity - len(self._entries)
+
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6, known once started."""
+        return self._ipv6
 
     def owner_at(self, address: str) -> str | None:
         """Whose slot has that address: who asks the resolver, or connects to the node."""
@@ -148,6 +158,19 @@ class Slots:
             return False
         return await asyncio.shield(self._begin(self._open(entry, self._at(entry), asker, name, found)))
 
+    def may_serve(self, server: Address) -> bool:
+        """Whether a sandbox may have that name server asked for it."""
+        return self._own_servers is not None and self._own_servers.permitted(server)
+
+    def check(self, policy: Policy) -> None:
+        """See that a policy can be in force on this node.
+
+        Raises:
+            InvalidRequest: it names a name server that no sandbox may have asked.
+        """
+        if self._own_servers is not None:
+            self._own_servers.check(policy)
+
     async def start(self) -> None:
         """Take the node's index and set up its side of the host. Slots of before stay as they are.
 
@@ -165,8 +188,11 @@ class Slots:
             self._identity = await self._run(lambda host: self._claim(host, before))
             self._record_identity()
             self._opened = await self._run(lambda _: opened(self._settings))
+            denied_to_all = denied(self._settings.denied_ranges)
+            self._own_servers = OwnServers(denied_to_all, self._opened, self.identity.block)
+            self._ipv6 = await self._run(lambda _: ipv6_for_guests(self._settings.ipv6))
             self._host_side = HostSide(
-                self.identity, self._registry, self._settings.denied_ranges, self._opened
+                self.identity, self._registry, denied_to_all, self._opened, ipv6=self.ipv6
             )
             await self._run(self._host_side.set_up)
             self._mtu = await self._run(uplink_mtu)
@@ -360,7 +386,13 @@ class Slots:
             node=self.identity.address,
             uid=self.identity.uid(number),
             mtu=self._mtu,
+            ipv6=self._ipv6_wiring(number),
         )
+
+    def _ipv6_wiring(self, number: int) -> Ipv6Wiring | None:
+        if not self.ipv6:
+            return None
+        return Ipv6Wiring(self.identity.slot_address6(number), self.identity.address6)
 
     def _slot(self, entry: Entry) -> Slot:
         wiring = self._wiring(entry)

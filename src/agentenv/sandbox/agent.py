@@ -63,6 +63,7 @@ class Identity:
     default_workdir: str | None = None
     ca_bundle: str | None = None
     same_peers: bool = False
+    ipv6: bool | None = None
     drives: Mapping[int, Attached] = field(default_factory=dict)
     disk_mib: int | None = None
 
@@ -96,6 +97,7 @@ def init_document(identity: Identity, *, now: float, entropy: bytes) -> dict[str
         "drives": [_drive(place, drive) for place, drive in identity.drives.items()] or None,
         "diskSizeMB": identity.disk_mib,
         "entropy": base64.b64encode(entropy).decode(),
+        "ipv6": identity.ipv6,
         "lifecycleID": None if identity.same_peers else secrets.token_hex(8),
     }
     return {name: value for name, value in document.items() if value is not None}

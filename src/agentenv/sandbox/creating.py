@@ -40,6 +40,7 @@ class Creating:
         if key is not None and (claim := core.all.records.claim(key.value)) is not None:
             return await self._repeat(claim, key)
         core.refuse_when_stopping()
+        core.launcher.slots.check(request.network.policy)
         async with self.sources.of(request) as found:
             # It may have been asked for again while an image was pulled.
             if key is not None and (claim := core.all.records.claim(key.value)) is not None:

@@ -26,6 +26,7 @@ class Networking:
     async def replace(self, sandbox_id: str, egress: Network) -> None:
         """See Sandboxes.set_network."""
         refuse_unsupported_network(egress)
+        self._core.launcher.slots.check(egress.policy)
         live, _ = await self._core.turn(sandbox_id, Operation.NETWORK)
         async with live.rules:  # the one that is answered last is the one that holds
             live, _ = await self._core.turn(sandbox_id, Operation.NETWORK)

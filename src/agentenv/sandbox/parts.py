@@ -50,6 +50,17 @@ class Slots(Protocol):
             HostFault: it was released.
         """
 
+    @property
+    def ipv6(self) -> bool:
+        """Whether guests have IPv6."""
+
+    def check(self, policy: Policy) -> None:
+        """See that a policy can be in force on this node.
+
+        Raises:
+            InvalidRequest: it cannot.
+        """
+
     async def apply(self, slot: Slot, policy: Policy) -> None:
         """Have a policy in force at a slot: what the guest in it may reach.
 

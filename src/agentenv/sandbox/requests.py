@@ -12,7 +12,6 @@ from agentenv.sandbox.records import Lifecycle, Network, Sandbox
 
 # E2B's names; an empty value of each is what a sandbox gets anyway.
 UNSUPPORTED_NETWORK = (
-    "dnsServers",
     "egressProxy",
     "httpsPorts",
     "rules",

@@ -87,7 +87,7 @@ class Sandboxes:
         images: Images | None = None,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
-        agent_at = agent_at or partial(Agent, around=Surroundings.of(settings).around)
+        agent_at = agent_at or partial(Agent, around=Surroundings.of(settings, ipv6=slots.ipv6).around)
         clock = clock or SystemClock()
         admission = admission or Admission(Budget.of(settings), lambda: host_free(settings.home))
         ahead = SlotsAhead(slots, clock.now)

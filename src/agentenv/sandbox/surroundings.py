@@ -18,22 +18,29 @@ from agentenv.sandbox.agent import Identity
 
 @dataclass(frozen=True)
 class Surroundings:
-    """`env` are variables that a guest's own ones win over; `ca_bundle` is PEM text."""
+    """`env` are variables that a guest's own ones win over; `ca_bundle` is PEM text; `ipv6`
+    says whether guests have IPv6, None that they keep what they have."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     ca_bundle: str | None = None
+    ipv6: bool | None = None
 
     @classmethod
-    def of(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Surroundings:
+    def of(
+        cls, settings: Settings, environment: Mapping[str, str] = os.environ, *, ipv6: bool | None = None
+    ) -> Surroundings:
         """Those of a node whose process has that environment.
 
         Raises:
             InvalidRequest: the certificates of the settings cannot be read.
         """
-        return cls({**guest_proxies(settings, environment), **settings.guest_env}, _certificates(settings))
+        env = {**guest_proxies(settings, environment), **settings.guest_env}
+        return cls(env, _certificates(settings), ipv6)
 
     def around(self, identity: Identity) -> Identity:
-        """What a guest that is told all is told in these surroundings; others know it already."""
+        """What a guest is told in these surroundings. One that is not told all knows it already, but for
+        what may be another on this start of the node."""
+        identity = replace(identity, ipv6=self.ipv6)
         if identity.env is None:
             return identity
         return replace(identity, env={**self.env, **identity.env}, ca_bundle=self.ca_bundle)

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 
 from agentenv.errors import HostFault, InvalidRequest
 from agentenv.network import resolver as module
-from agentenv.network.resolver import Resolver, Upstreams, answers, failure, nameservers, question_end
+from agentenv.network.messages import answers, failure, question_end
+from agentenv.network.resolver import Resolver
+from agentenv.network.upstreams import Upstreams, nameservers
 from support import dns
+from support.gate import Gate
 
 QUESTION = dns.question("example.com")
 SERVFAIL, REFUSED, NXDOMAIN, FORMERR = 2, 5, 3, 1
@@ -40,7 +43,8 @@ def upstream() -> Iterator[Callable[..., dns.Upstream]]:
 @asynccontextmanager
 async def running(*servers: dns.Upstream | int, rounds: tuple[float, ...] = (0.1, 0.2)) -> Any:
     ports = [server if isinstance(server, int) else server.port for server in servers]
-    made = Resolver("127.0.0.1", Upstreams([f"127.0.0.1:{port}" for port in ports]), port=0, rounds=rounds)
+    upstreams = Upstreams([f"127.0.0.1:{port}" for port in ports])
+    made = Resolver("127.0.0.1", upstreams, Gate(), port=0, rounds=rounds)
     await made.start()
     try:
         yield made
@@ -197,7 +201,7 @@ async def test_two_questions_in_one_message_are_a_format_error(upstream: Callabl
 async def test_a_taken_port_is_named(upstream: Callable[..., dns.Upstream]) -> None:
     async with running(1) as resolver:
         with pytest.raises(HostFault, match=f"127.0.0.1:{resolver.port}"):
-            await Resolver("127.0.0.1", Upstreams(), port=resolver.port).start()
+            await Resolver("127.0.0.1", Upstreams(), Gate(), port=resolver.port).start()
 
 
 async def test_stopping_ends_open_streams_and_questions(upstream: Callable[..., dns.Upstream]) -> None:

@@ -191,9 +191,9 @@ async def test_a_rehearsal_tells_all_that_the_real_start_replaces(stand: Stand) 
     stand.pool.take(BASE)
     await stand.pass_time()
     (told,) = stand.told
-    # The certificates are the node's, and added to every identity alike; a disk that grows is not held ready.
-    left = [name for name, value in vars(told).items() if value is None]
-    assert left == ["default_workdir", "ca_bundle", "disk_mib"]
+    # Certificates and IPv6 are the node's, and added to every identity; a disk that grows is not held ready.
+    untold = [name for name, value in vars(told).items() if value is None]
+    assert untold == ["default_workdir", "ca_bundle", "ipv6", "disk_mib"]
     assert told.sandbox_id == next(iter(stand.hypervisor.machines))
 
 

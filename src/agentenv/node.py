@@ -166,10 +166,10 @@ class Node:
             images=images,
         )
         observation = Observation(service)
+        parts.push_async_callback(observation.stop)
         await service.start()
         parts.push_async_callback(self._stop_sandboxes, service)
         observation.start()
-        parts.push_async_callback(observation.stop)
         builder = assemble.builder(settings, database, service, templates, images)
         observation.watch(builder, images)
         builder.start()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded
 from agentenv.sandbox.observing import Happening, Observer
+from agentenv.sandbox.requests import Stopping
 from agentenv.template.records import Build
 from agentenv.template.states import BuildState
 
@@ -120,6 +121,7 @@ class Events(Observer):
         self._count = 0
         self._followers: set[Follower] = set()
         self._most = followers
+        self._over = False
 
     def happened(self, happening: Happening) -> None:
         sandbox = happening.sandbox
@@ -163,8 +165,10 @@ class Events(Observer):
         """Read events from now on, or those after the one with the id `after` first.
 
         Raises:
-            CapacityExceeded: as many follow already as may.
+            CapacityExceeded: as many follow already as may. Stopping: there will be no more events.
         """
+        if self._over:
+            raise Stopping("the node is stopping", retry_after=10)
         if len(self._followers) >= self._most:
             raise CapacityExceeded(f"{self._most} clients follow the events already", retry_after=5)
         since = self._count if not after else self._number(after)
@@ -185,7 +189,8 @@ class Events(Observer):
         return len(self._followers)
 
     def close(self) -> None:
-        """Let all who follow come to an end."""
+        """Let all who follow come to an end, and nobody follow any more."""
+        self._over = True
         for follower in list(self._followers):
             self.leave(follower)
 

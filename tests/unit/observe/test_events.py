@@ -11,6 +11,7 @@ from agentenv.errors import CapacityExceeded
 from agentenv.observe.events import PENDING_MOST, Events, Filter, Follower
 from agentenv.sandbox.observing import Change, Happening
 from agentenv.sandbox.records import Origin, Sandbox
+from agentenv.sandbox.requests import Stopping
 from agentenv.sandbox.service import Sandboxes
 from agentenv.sandbox.transitions import State
 from agentenv.template.records import Build, Reason
@@ -117,4 +118,6 @@ async def test_there_are_so_many_followers_and_no_more() -> None:
     second = events.follow(Filter())
     events.close()
     assert second.closed.is_set()
+    with pytest.raises(Stopping):
+        events.follow(Filter())
     assert await second.read() == []

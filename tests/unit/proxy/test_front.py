@@ -50,6 +50,20 @@ async def test_api_requests_reach_the_api(node: Node) -> None:
             assert answer.json() == {"api": "/sandboxes", "method": "POST", "bytes": 500_000}
 
 
+async def test_what_goes_through_is_counted(node: Node) -> None:
+    port = await node.guest(count_body)
+    node.sandboxes.add("i1")
+    async with node.client() as (reader, writer):
+        for _ in range(2):
+            writer.write(head_for("i1", port, "/", "POST", "Content-Length: 5000") + b"x" * 5000)
+            assert (await read_answer(reader))[2] == b"5000"
+        traffic = node.plane.traffic
+        assert (traffic.connections, traffic.requests, traffic.to_guests) == (1, 2, 10_000)
+        answer = len(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n5000")
+        assert traffic.from_guests == 2 * answer
+        assert (node.plane.connections_open, node.plane.requests_under_way) == (1, 0)
+
+
 async def test_the_api_takes_chunked_bodies_and_a_later_request(node: Node) -> None:
     async def parts() -> list[bytes]:
         return [b"abc", b"de"]

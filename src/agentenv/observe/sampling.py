@@ -8,6 +8,7 @@ wants its figures; an idle one is left alone, since its figures are what they we
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from agentenv.observe.samples import Guest, Histories, Sample, cpu_pct, host_gue
 from agentenv.sandbox.agent import Agent
 from agentenv.sandbox.observing import ENDINGS, Happening, Observer, Running
 from agentenv.vmm.usage import Usage, usages
+
+log = logging.getLogger(__name__)
 
 SAMPLE_EVERY_S = 5.0
 ASK_LIMIT_S = 2.0
@@ -100,7 +103,10 @@ class Sampler(Observer):
 
     async def _go_on(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except OSError as error:  # as for want of descriptors; the next look may do
+                log.warning("no figures of sandboxes were read: %s", error)
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     async def look(self) -> None:

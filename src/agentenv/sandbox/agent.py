@@ -207,7 +207,7 @@ class Agent:
         answer = await self._call("GET", "/metrics", None, headers)
         try:
             document = json.loads(answer)
-        except ValueError:  # and what is nested too deeply
+        except (ValueError, RecursionError):  # the latter for what is nested too deeply
             document = None
         if not isinstance(document, dict):
             raise GuestFault(f"the agent at {self._address} answers /metrics with no figures")

@@ -16,6 +16,8 @@ from agentenv.building.definition import Step, define
 from agentenv.errors import Conflict, GuestFault, HostFault, InvalidRequest, NotFound, StoreFull
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
+from agentenv.observe.events import Events
+from agentenv.observe.metrics import Metrics
 from agentenv.sandbox import starting
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import GuestSettings, Start
@@ -104,6 +106,21 @@ async def test_what_a_path_was_chosen_to_be_outlasts_the_profile(place: Workplac
     assert login.argv[-1].startswith("export PATH='/opt/it'\"'\"'s/bin:/usr/local/sbin:")
     assert login.argv[-1].endswith("\ntool")
     assert (plain.argv, plain.env["PATH"]) == (("/bin/sh", "-c", "tool"), plain.env["PATH"])
+
+
+async def test_those_who_watch_are_told_of_each_state(place: Workplace) -> None:
+    events, counts = Events(), Metrics(place.node.service, Events())
+    place.builder.observe(events.built)
+    place.builder.observe(counts.built)
+    build = await built(place, run("one"))
+    place.builder.open("other")
+    await place.builder.cancel(place.builder.open("third")[1])
+    seen = [(event.kind, event.build_id == build.id) for event in events.newest_first()][::-1]
+    assert seen == [("build_started", True), ("build_ready", True), ("build_cancelled", False)]
+    scrape = (await counts.of_node()).decode()
+    assert 'aenv_builds_total{state="ready"} 1.0' in scrape
+    assert 'aenv_builds_total{state="cancelled"} 1.0' in scrape
+    assert place.builder.under_way == 0
 
 
 async def test_a_second_build_needs_no_machine(place: Workplace) -> None:

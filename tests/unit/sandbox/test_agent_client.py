@@ -74,6 +74,36 @@ async def answer_always(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         writer.write(OK)
 
 
+@pytest.mark.parametrize(
+    ("said", "figures"),
+    [
+        (b'{"mem_used": 5}', {"mem_used": 5}),
+        (b"[1]", None),
+        (b"{" * 10, None),
+        (b"[" * 60_000, None),
+        (b'{"mem_used": ' + b"9" * 6000 + b"}", None),
+        (b"\xff", None),
+        (b"x" * 70_000, None),
+    ],
+)
+async def test_what_a_guest_says_of_itself_is_figures_or_a_fault(
+    said: bytes, figures: dict[str, int] | None
+) -> None:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert b"X-Access-Token: token" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said))
+        await writer.drain()
+
+    async with serving(say) as port:
+        agent = Agent("127.0.0.1", port)
+        if figures is None:
+            with pytest.raises(GuestFault):
+                await agent.figures("token")
+        else:
+            assert await agent.figures("token") == figures
+        await agent.close()
+
+
 async def test_ready_once_the_listener_is_there() -> None:
     port = free_port()
     agent = Agent("127.0.0.1", port)

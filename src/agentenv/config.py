@@ -101,11 +101,12 @@ class Settings(BaseSettings):
         default=None,
         description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's.",
     )
-    tcg_buffer_mib: int = Field(
-        default=32,
+    tcg_buffer_mib: int | None = Field(
+        default=None,
         ge=16,
         le=1024,
-        description="MiB of translation buffer per machine under software emulation.",
+        description="MiB that a machine's translated code may take under software emulation, in which its"
+        " process takes them beside its memory; unset, an eighth of the memory, at least 32.",
     )
 
     vcpus: int = Field(default=1, ge=1, le=64, description="Virtual cpus of a template that does not say.")

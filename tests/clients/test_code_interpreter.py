@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,25 +26,36 @@ START_LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A client whose sandbox is a server on loopback (the client's debug mode)."""
-    home = tmp_path_factory.mktemp("home")
+def address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--home", str(home)]
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def process(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+    """The server on loopback."""
+    home = tmp_path_factory.mktemp("home")
+    host, _, port = address.partition(":")
+    arguments = ["--host", host, "--port", port, "--home", str(home)]
     environment = {**os.environ, "IPYTHONDIR": str(home / ".ipython"), "MPLCONFIGDIR": str(home)}
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "agentenv.interpreter", *arguments],
         env=environment,
         stderr=subprocess.DEVNULL,
-    ) as process:
+    ) as started:
         try:
-            wait_for(f"http://127.0.0.1:{port}/health", process)
-            made = client.Sandbox.create(debug=True, api_key="e2b_00", sandbox_url=f"http://127.0.0.1:{port}")
-            yield made
+            wait_for(f"http://{address}/health", started)
+            yield started
         finally:
-            process.terminate()
+            started.terminate()
+    assert started.returncode == -signal.SIGTERM  # raised again, as uvicorn does, after a clean end
+
+
+@pytest.fixture(scope="module")
+def sandbox(process: subprocess.Popen[bytes], address: str) -> Any:
+    """A client whose sandbox is the server (the client's debug mode)."""
+    return client.Sandbox.create(debug=True, api_key="e2b_00", sandbox_url=f"http://{address}")
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -54,6 +68,18 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
             assert process.poll() is None, "the server ended"
             assert time.monotonic() < limit, "the server does not answer"
             time.sleep(0.1)
+
+
+def test_nobody_was_there_before(sandbox: Any, address: str) -> None:
+    """First: what the kernel did to be ready, and to be quick, does not show."""
+    rehearsed = urllib.request.Request(f"http://{address}/rehearse", method="POST")
+    with urllib.request.urlopen(rehearsed, timeout=60) as answer:
+        assert b"end_of_execution" in answer.read()
+    execution = sandbox.run_code("[name for name in dir() if not name.startswith('_')]")
+    assert execution.execution_count == 1
+    assert execution.results[0].json == ["In", "Out", "exit", "get_ipython", "open", "quit"]
+    loaded = sandbox.run_code("import sys; 'matplotlib.pyplot' in sys.modules").results[0].text
+    assert loaded == str(importlib.util.find_spec("matplotlib") is not None)
 
 
 def test_results_and_state(sandbox: Any) -> None:
@@ -159,3 +185,16 @@ def test_a_kernel_that_ends_is_started_again(sandbox: Any) -> None:
     assert sandbox.run_code("import os; os._exit(1)", context=context).error.name == "ContextRestarting"
     assert sandbox.run_code("1 + 1", context=context).text == "2"
     sandbox.remove_code_context(context)
+
+
+def test_an_idle_server_idles(process: subprocess.Popen[bytes]) -> None:
+    """Each waking takes milliseconds under emulation, in every sandbox."""
+    before = wakings(process.pid)
+    time.sleep(2)
+    assert wakings(process.pid) - before < 10  # looking around ten times a second would be 20
+
+
+def wakings(pid: int) -> int:
+    """How often the threads of a process have gone to sleep so far."""
+    tasks = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", task, re.M)[0]) for task in tasks)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from e2b import NotFoundException, Sandbox
 
-from support.fixtures import PROGRAMS
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
@@ -78,24 +74,3 @@ def test_figures_logs_and_events_of_a_life(
         Sandbox.get_metrics("inothere")
     kinds = [event["kind"] for event in followed if event.get("sandboxID") == sandbox.sandbox_id]
     assert kinds[0] == "created"
-
-
-def test_the_command_line_tool_of_e2b(
-    node: RunningNode, sandbox: Sandbox, npm_packages: Path, tmp_path: Path
-) -> None:
-    tool = npm_packages / "node_modules" / "@e2b" / "cli" / "dist" / "index.js"
-    environment = {**os.environ, **node.client_environment, "HOME": str(tmp_path)}
-
-    def shown(*words: str) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [PROGRAMS / "node", tool, "sandbox", *words, sandbox.sandbox_id, "--format", "json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-    assert shown("logs")[0]["message"] == "Sandbox created"
-    assert shown("metrics")[-1]["memUsed"] > 0

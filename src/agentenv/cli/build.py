@@ -18,6 +18,7 @@ from agentenv.cli.options import (
     node_address,
     node_options,
 )
+from agentenv.cli.shipped import shipped
 from agentenv.errors import InvalidRequest, StoreFault
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def command(
 ) -> None:
     """Build a template from the Dockerfile in PATH, which is also the build context.
 
+    Instead of PATH, code-interpreter-v1 is the template of E2B's code interpreter clients, which comes with
+    this program.
+
     Everything that can be wrong with the Dockerfile is found before anything is made. Ctrl-C cancels.
     Exit codes: 0 ready, 1 the build failed, 2 the Dockerfile is wrong, 130 cancelled.
 
@@ -83,10 +87,14 @@ def command(
       aenv build . --name app
       aenv build . --name app:v2 --build-arg VERSION=2 --cpu 2 --memory 2048
       pass show ghcr | aenv build . --name app --username owner --password-stdin
+      aenv build code-interpreter-v1
     """
     from agentenv.cli.building import Building, Wanted
     from agentenv.cli.builds import BuildNode
 
+    if (known := shipped(path)) is not None:
+        path, name = known.context, name or known.name
+        cpu, memory = cpu or known.cpu, memory or known.memory
     plan = _plan(path, file, _arguments(arguments), target)
     wanted = Wanted(name or "", cpu, memory, start, ready, no_cache, init)
     if dry_run:

@@ -17,6 +17,8 @@ from agentenv.interpreter.messages import Line, Message
 
 log = logging.getLogger(__name__)
 
+_REHEARSED = {"AENV_REHEARSAL": ""}  # a variable that is set and unset
+_LATE = ("stream", "display_data", "execute_result")
 INTERRUPT_LIMIT_S = 10.0  # for code to give in to an interrupt, before its kernel is restarted
 
 
@@ -27,10 +29,13 @@ class KernelDied(Exception):
 class Kernel(Protocol):
     """A process that runs code and tells what comes of it, one execution at a time."""
 
-    def execute(self, code: str, *, silent: bool = False) -> AsyncGenerator[Message, None]:
+    def execute(
+        self, code: str, *, silent: bool = False, counted: bool = True
+    ) -> AsyncGenerator[Message, None]:
         """The messages that come of running `code`, to the one that says that the kernel is idle again.
 
-        A silent execution has no number and no result.
+        A silent execution has no number and no result; it tells also what came late of the one before. One
+        that is not counted is like any other and leaves no history.
 
         Raises:
             KernelDied: its process ended.
@@ -68,6 +73,7 @@ class Context:
     kernel: Kernel
     free: asyncio.Lock = field(default_factory=asyncio.Lock)
     set_before: dict[str, str] = field(default_factory=dict)
+    prepared: bool = False  # started for whoever comes, and nobody's code has run in it
 
     async def execute(
         self, code: str, given: Mapping[str, str], common: Mapping[str, str]
@@ -84,6 +90,7 @@ class Context:
         await self.free.acquire()
         finished = False
         try:
+            await self._make_own()
             await self._assign({**self._changes(common), **given})
             async with aclosing(self._lines(code)) as lines:
                 async for line in lines:
@@ -99,14 +106,29 @@ class Context:
                 _pending.add(task)
                 task.add_done_callback(_pending.discard)
 
+    async def prepare(self) -> None:
+        """Have the kernel do what takes long, before there is anybody whose code it runs."""
+        self.prepared = True
+        async with self.free:
+            await self._run_silently(languages.of(self.language).prepare)
+
+    async def rehearse(self) -> AsyncGenerator[Line, None]:
+        """All that an execution does, so that the first one is quick when it comes; it leaves no trace."""
+        async with self.free:
+            await self._assign(_REHEARSED)
+            async with aclosing(self._lines(languages.of(self.language).rehearse, counted=False)) as lines:
+                async for line in lines:
+                    yield line
+            await self._restore(_REHEARSED, {})
+
     async def restart(self) -> None:
         """Forget all that was run."""
         self.set_before = {}
         await self.kernel.restart()
 
-    async def _lines(self, code: str) -> AsyncGenerator[Line, None]:
+    async def _lines(self, code: str, *, counted: bool = True) -> AsyncGenerator[Line, None]:
         try:
-            async with aclosing(self.kernel.execute(code)) as said:
+            async with aclosing(self.kernel.execute(code, counted=counted)) as said:
                 async for message in said:
                     line = messages.line_of(message)
                     if line is not None:
@@ -122,7 +144,7 @@ class Context:
         """What the kernel tells beside a nothing that is run after the code."""
         async with aclosing(self.kernel.execute("", silent=True)) as said:
             async for message in said:
-                if message["msg_type"] == "stream" and (line := messages.line_of(message)) is not None:
+                if message["msg_type"] in _LATE and (line := messages.line_of(message)) is not None:
                     yield line
 
     def _changes(self, common: Mapping[str, str]) -> dict[str, str | None]:
@@ -137,7 +159,15 @@ class Context:
         await self._assign({name: common.get(name) for name in given})
 
     async def _assign(self, variables: Mapping[str, str | None]) -> None:
-        code = languages.of(self.language).assign(variables) if variables else ""
+        await self._run_silently(languages.of(self.language).assign(variables) if variables else "")
+
+    async def _make_own(self) -> None:
+        if self.prepared:
+            self.prepared = False
+            await self._run_silently(languages.of(self.language).inherit)
+
+    async def _run_silently(self, code: str) -> None:
+        """Run code that is ours; what comes of it is for nobody."""
         if code:
             try:
                 async for _ in self.kernel.execute(code, silent=True):
@@ -232,9 +262,29 @@ class Contexts:
                 self._default[name] = known.id
             return known
 
-    def knows(self, language: str) -> bool:
-        """Whether there is a kernel for a language."""
-        return languages.kernel_for(language, self._installed()) is not None
+    async def prepare(self, wanted: Iterable[str]) -> None:
+        """Start and prepare the contexts by default of these languages, where there are kernels for them.
+
+        Raises:
+            ExceptionGroup: of CannotStart.
+        """
+        installed = [*self._installed()]
+        async with asyncio.TaskGroup() as tasks:
+            for language in wanted:
+                if languages.kernel_for(language, installed) is not None:
+                    tasks.create_task(self._prepare(language))
+
+    async def _prepare(self, language: str) -> None:
+        await (await self.default(language)).prepare()
+
+    async def rehearse(self) -> AsyncGenerator[Line, None]:
+        """Rehearse in the contexts that nobody has used yet."""
+        await self.variables(None)
+        for context in self.list():
+            if context.prepared:
+                async with aclosing(context.rehearse()) as lines:
+                    async for line in lines:
+                        yield line
 
     async def variables(self, token: str | None) -> dict[str, str]:
         """The variables of the sandbox."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
 
@@ -19,7 +20,7 @@ from agentenv.interpreter.messages import Message
 
 log = logging.getLogger(__name__)
 
-START_LIMIT_S = 120.0  # under software emulation a kernel's imports take their time
+START_LIMIT_S = 900.0  # under software emulation, on a busy host, imports take minutes
 # For ipykernel only: what makes its results those that clients expect.
 _EXTENSION = "--IPKernelApp.extra_extensions=agentenv.interpreter.formatters"
 
@@ -35,7 +36,8 @@ class JupyterKernel:
     def __init__(self, name: str, cwd: str) -> None:
         self._name, self._cwd = name, cwd
         self._process: _Process | None = None
-        self._running: tuple[str, asyncio.Queue[Message | None]] | None = None
+        self._running: _Running | None = None
+        self._before: str | None = None
         self._revival: asyncio.Task[None] | None = None
 
     @classmethod
@@ -49,13 +51,16 @@ class JupyterKernel:
         await kernel._begin()
         return kernel
 
-    async def execute(self, code: str, *, silent: bool = False) -> AsyncGenerator[Message, None]:
+    async def execute(
+        self, code: str, *, silent: bool = False, counted: bool = True
+    ) -> AsyncGenerator[Message, None]:
         """As the protocol says."""
         process = await self._alive()
-        queue: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._running = running = process.ask(code, silent=silent), queue
+        asked = process.ask(code, silent=silent, counted=counted and not silent)
+        running = _Running(asked, self._before if silent else None)
+        self._running, self._before = running, running.id
         try:
-            while (message := await queue.get()) is not None:
+            while (message := await running.said.get()) is not None:
                 yield message
                 if messages.ends(message):
                     return
@@ -98,12 +103,12 @@ class JupyterKernel:
         if process is not None:
             await process.end()
         if self._running is not None:
-            self._running[1].put_nowait(None)
+            self._running.said.put_nowait(None)
 
     def _heard(self, message: Message) -> None:
         """Keep what belongs to the execution that runs."""
-        if self._running is not None and message["parent_header"].get("msg_id") == self._running[0]:
-            self._running[1].put_nowait(message)
+        if self._running is not None and self._running.concerns(message):
+            self._running.said.put_nowait(message)
 
     def _died(self) -> None:
         log.warning("the kernel %s ended by itself; starting another", self._name)
@@ -116,6 +121,21 @@ class JupyterKernel:
             log.exception("the kernel %s does not start again", self._name)
         finally:
             self._revival = None
+
+
+@dataclass(frozen=True)
+class _Running:
+    """An execution, with what is said of it; a silent one also hears what comes late of the one before."""
+
+    id: str
+    before: str | None
+    said: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
+
+    def concerns(self, message: Message) -> bool:
+        parent = message["parent_header"].get("msg_id")
+        return parent == self.id or (
+            parent is not None and parent == self.before and message["msg_type"] != "status"
+        )
 
 
 class _Process:
@@ -137,7 +157,7 @@ class _Process:
         await manager.start_kernel(cwd=cwd, extra_arguments=extra)
         process = cls(manager, heard)
         try:
-            process._client.start_channels()
+            process._client.start_channels(hb=False)  # whether it lives is observed, not asked each second
             await process._client.wait_for_ready(timeout=START_LIMIT_S)
             process._observe(died)
         except BaseException:
@@ -146,9 +166,9 @@ class _Process:
         process._reader = asyncio.create_task(process._read())
         return process
 
-    def ask(self, code: str, *, silent: bool) -> str:
+    def ask(self, code: str, *, silent: bool, counted: bool) -> str:
         """Let it run code; returns by which id its messages tell that they are of this."""
-        asked = self._client.execute(code, silent=silent, store_history=not silent, allow_stdin=False)
+        asked = self._client.execute(code, silent=silent, store_history=counted, allow_stdin=False)
         return str(asked)
 
     async def interrupt(self) -> None:

@@ -24,11 +24,17 @@ class Language:
         kernels: the names under which Jupyter may know its kernel, the best first.
         assign: makes code that sets variables.
         late: whether the kernel may say that it is idle before it has told all output (Deno does).
+        prepare: code for a kernel that goes into a snapshot, so that it has done what takes long.
+        rehearse: code that does in short what a first execution does.
+        inherit: code for a kernel that came out of a snapshot, so that it is no twin of its siblings.
     """
 
     kernels: tuple[str, ...]
     assign: Callable[[Variables], str]
     late: bool = False
+    prepare: str = ""
+    rehearse: str = ""
+    inherit: str = ""
 
 
 def canonical(language: str | None) -> str:
@@ -90,11 +96,25 @@ def _java(variables: Variables) -> str:
     )
 
 
+def _rehearsal(function: str) -> str:
+    return f"__import__('agentenv.interpreter.rehearsal', fromlist=('*',)).{function}()"
+
+
+_SUM = "[1, 2].map((n) => n + 1)"
+
 LANGUAGES: Mapping[str, Language] = {
-    "python": Language(("python3", "python"), _python),
-    "javascript": Language(("deno", "javascript"), _javascript, late=True),
-    "typescript": Language(("deno", "typescript", "javascript"), _javascript, late=True),
-    "bash": Language(("bash",), _bash),
+    "python": Language(
+        ("python3", "python"),
+        _python,
+        prepare=_rehearsal("prepare"),
+        rehearse=_rehearsal("rehearse"),
+        inherit=_rehearsal("inherit"),
+    ),
+    "javascript": Language(("deno", "javascript"), _javascript, late=True, prepare=_SUM, rehearse=_SUM),
+    "typescript": Language(
+        ("deno", "typescript", "javascript"), _javascript, late=True, prepare=_SUM, rehearse=_SUM
+    ),
+    "bash": Language(("bash",), _bash, prepare="true", rehearse="true"),
     "r": Language(("r", "ir"), _r),
     "java": Language(("java",), _java),
 }

@@ -1,10 +1,11 @@
-"""The HTTP interface: `/health`, `/execute`, `/contexts`, as E2B's code interpreter clients call it."""
+"""The HTTP interface: `/health`, `/execute`, `/contexts`, as E2B's code interpreter clients call it; and
+`/rehearse`, for a machine that is held ready."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -28,15 +29,13 @@ class BadRequest(Exception):
     """A body that cannot be."""
 
 
-def application(contexts: Contexts) -> Starlette:
-    """The server over these contexts."""
+def application(contexts: Contexts, prepared: Collection[str] = PREPARED) -> Starlette:
+    """The server over these contexts; those of the languages `prepared` are ready before it serves."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         try:
-            for language in PREPARED:
-                if contexts.knows(language):
-                    await contexts.default(language)
+            await contexts.prepare(prepared)
             yield
         finally:
             await contexts.end()
@@ -55,6 +54,9 @@ def application(contexts: Contexts) -> Starlette:
         context = contexts.get(identifier) if identifier else await contexts.default(language)
         common = await contexts.variables(request.headers.get("X-Access-Token"))
         return Lines(context.execute(code, given, common))
+
+    async def rehearse(_request: Request) -> Response:
+        return Lines(contexts.rehearse())
 
     async def create(request: Request) -> Response:
         body = await _body(request)
@@ -75,6 +77,7 @@ def application(contexts: Contexts) -> Starlette:
         routes=[
             Route("/health", health),
             Route("/execute", execute, methods=["POST"]),
+            Route("/rehearse", rehearse, methods=["POST"]),
             Route("/contexts", create, methods=["POST"]),
             Route("/contexts", list_all),
             Route("/contexts/{context_id}/restart", restart, methods=["POST"]),

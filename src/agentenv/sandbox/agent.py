@@ -38,8 +38,9 @@ CALL_LIMIT_S = 30.0
 DRIVE_STATUS = 422  # by which the agent says that a drive or the root disk cannot be used as it is wanted
 
 JSON = {"Content-Type": "application/json"}
-# As E2B's clients start every command.
-REHEARSED = {"cmd": "/bin/bash", "args": ["-l", "-c", ":"]}
+# As E2B's clients start every command; and what the template has to be rehearsed of its own.
+REHEARSAL = "/etc/agentenv/rehearse"
+REHEARSED = {"cmd": "/bin/bash", "args": ["-l", "-c", f"[ ! -x {REHEARSAL} ] || {REHEARSAL}"]}
 
 T = TypeVar("T")
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -238,7 +239,8 @@ class Agent:
             raise GuestFault(f"the agent at {self._address} is not reached: {error}") from error
 
     async def rehearse(self, *, user: str, token: str) -> None:
-        """Have a login shell started that does nothing: what this takes is translated or cached from then on.
+        """Have a login shell started that does nothing, or what the template has for this: what it takes is
+        translated or cached from then on.
 
         Raises:
             GuestFault, OSError: the agent does not answer. That there is no such shell or user is none.

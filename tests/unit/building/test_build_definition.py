@@ -51,6 +51,7 @@ def test_too_many_steps() -> None:
         ({"image": "docker.io/e2bdev/base:latest"}, None, "base"),
         ({"image": "e2bdev/code-interpreter"}, None, "code-interpreter-v1"),
         ({"image": "e2bdev/base:1.2"}, "e2bdev/base:1.2", None),
+        ({"image": "template://mine:v1"}, None, "mine:v1"),
     ],
 )
 def test_the_base(given: dict[str, Any], image: str | None, template: str | None) -> None:

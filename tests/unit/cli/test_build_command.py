@@ -269,3 +269,18 @@ def test_process_1_can_be_chosen(api: BuildApi, context: Path) -> None:
     body = api.of("app").body
     assert body is not None
     assert body["init"] == "systemd"
+
+
+def test_a_definition_that_comes_with_the_program(
+    api: BuildApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = build(api, "code-interpreter-v1", "--memory", "4096")
+    assert done.exit_code == 0, done.output
+    assert api.of("code-interpreter-v1").asked == {
+        "name": "code-interpreter-v1",
+        "cpuCount": 2,
+        "memoryMB": 4096,
+    }
+    (tmp_path / "code-interpreter-v1").mkdir()  # a path of that name is meant instead
+    assert "there is no code-interpreter-v1/Dockerfile" in str(fault(build(api, "code-interpreter-v1")))

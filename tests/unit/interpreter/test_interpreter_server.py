@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import uvicorn
 
 from agentenv.interpreter import contexts as contexts_module
 from agentenv.interpreter import server as server_module
-from agentenv.interpreter.contexts import Contexts, KernelDied
+from agentenv.interpreter.contexts import CannotStart, Contexts, KernelDied
 from agentenv.interpreter.environment import Environment
+from agentenv.interpreter.languages import LANGUAGES
 from agentenv.interpreter.messages import Message
 from agentenv.interpreter.server import application
 
@@ -31,20 +32,23 @@ class Told:
     def __init__(self, name: str, cwd: str) -> None:
         self.name, self.cwd = name, cwd
         self.ran: list[str] = []
-        self.restarts = 0
+        self.told = self.restarts = 0
         self.ended = False
         self.interrupted = asyncio.Event()
         self.waiting = asyncio.Event()
         self._busy = asyncio.Lock()  # a kernel does one thing after another
 
-    async def execute(self, code: str, *, silent: bool = False) -> AsyncGenerator[Message, None]:
+    async def execute(
+        self, code: str, *, silent: bool = False, counted: bool = True
+    ) -> AsyncGenerator[Message, None]:
         self.ran.append(code)
         busy = self._busy
         await busy.acquire()
         word, _, rest = code.partition(" ")
         try:
             if not silent:
-                yield said("execute_input", execution_count=len(self.ran))
+                self.told += counted
+                yield said("execute_input", execution_count=self.told)
             if word == "say":
                 yield said("stream", name="stdout", text=rest)
             elif word == "die":
@@ -87,7 +91,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 @asynccontextmanager
-async def serving(home: Path) -> AsyncIterator[Server]:
+async def serving(home: Path, prepared: Collection[str] = ("python",)) -> AsyncIterator[Server]:
     kernels: list[Told] = []
 
     async def start(name: str, cwd: str) -> Told:
@@ -98,7 +102,7 @@ async def serving(home: Path) -> AsyncIterator[Server]:
 
     environment = Environment("http://127.0.0.1:9/envs", home / "none")
     contexts = Contexts(str(home), environment, lambda: ["python3", "bash", "broken"], start)
-    config = uvicorn.Config(application(contexts), port=0, log_level="warning", ws="none")
+    config = uvicorn.Config(application(contexts, prepared), port=0, log_level="warning", ws="none")
     uvicorn_server = uvicorn.Server(config)
     uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(uvicorn_server.serve())
@@ -126,10 +130,43 @@ async def test_execution(server: Server) -> None:
 
 async def test_variables_hold_for_one_execution(server: Server) -> None:
     await server.execute("say hi", env_vars={"AENV_T": "1"})
-    first, code, last = server.kernels[0].ran
+    *_, first, code, last = server.kernels[0].ran
     assert "'AENV_T': '1'" in first
     assert code == "say hi"
     assert "'AENV_T': None" in last
+
+
+async def test_contexts_that_are_there_from_the_start(tmp_path: Path) -> None:
+    async with serving(tmp_path, ("bash", "python", "r")) as server:
+        listed = (await server.client.get("/contexts")).json()
+        assert sorted(each["language"] for each in listed) == ["bash", "python"]
+        ran = {kernel.name: kernel.ran for kernel in server.kernels}
+        assert ran == {"bash": [LANGUAGES["bash"].prepare], "python3": [LANGUAGES["python"].prepare]}
+
+
+async def test_rehearsals_are_over_when_somebody_comes(tmp_path: Path) -> None:
+    async with serving(tmp_path, ("bash", "python")) as server:
+        ran = {kernel.name: kernel.ran for kernel in server.kernels}
+        assert "end_of_execution" in (await server.client.post("/rehearse")).text
+        sets, code, unsets = ran["python3"][1:]
+        assert code == LANGUAGES["python"].rehearse
+        assert ("'AENV_REHEARSAL': ''" in sets, "'AENV_REHEARSAL': None" in unsets) == (True, True)
+        assert (await server.execute("say a"))[0]["execution_count"] == 1
+        await server.execute("say b")
+        assert ran["python3"][4:] == [LANGUAGES["python"].inherit, "say a", "say b"]
+        await server.client.post("/rehearse")
+        assert ran["python3"][-1] == "say b"
+        assert ran["bash"].count(LANGUAGES["bash"].rehearse) == 3  # to be prepared, and twice
+
+
+async def test_a_kernel_that_does_not_start_from_the_start(tmp_path: Path) -> None:
+    async def start(name: str, cwd: str) -> Told:
+        raise OSError("no")
+
+    environment = Environment("http://127.0.0.1:9/envs", tmp_path / "none")
+    with pytest.raises(ExceptionGroup) as failed:
+        await Contexts(str(tmp_path), environment, lambda: ["bash"], start).prepare(["bash"])
+    assert failed.group_contains(CannotStart, match="the kernel bash does not start: no")
 
 
 async def test_contexts(server: Server, tmp_path: Path) -> None:
@@ -140,7 +177,7 @@ async def test_contexts(server: Server, tmp_path: Path) -> None:
     listed = (await server.client.get("/contexts")).json()
     assert [each["language"] for each in listed] == ["python", "bash"]
     await server.execute("say x", context_id=made["id"])
-    assert server.kernels[1].ran == ["say x"]
+    assert server.kernels[1].ran == ["say x"]  # nothing inherited: it was started here
     assert (await server.client.post(f"/contexts/{made['id']}/restart")).status_code == 200
     assert server.kernels[1].restarts == 1
     assert (await server.client.delete(f"/contexts/{made['id']}")).status_code == 200

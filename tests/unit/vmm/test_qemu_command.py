@@ -120,6 +120,19 @@ def test_emulation_knows_the_clock_and_bounds_its_buffer() -> None:
     assert "tsc_early_khz=2445406 tsc=reliable" in values(argv, "-append")[0]
 
 
+@pytest.mark.parametrize(
+    ("emulation", "memory_mib", "buffer_mib"),
+    [
+        (Emulation("tcg", 1, 48), 2048, 48),
+        (Emulation("tcg", 1), 2048, 256),
+        (Emulation("tcg", 1), 128, 32),
+        (Emulation("kvm", 1, 48), 2048, 0),
+    ],
+)
+def test_the_buffer_goes_by_the_memory(emulation: Emulation, memory_mib: int, buffer_mib: int) -> None:
+    assert emulation.buffer_of(memory_mib) == buffer_mib
+
+
 def test_a_machine_may_tell_its_kernel_more() -> None:
     argv = command(replace(SPEC, words=("agentenv.init=systemd",)))
     assert argv[argv.index("-append") + 1] == f"{kernel_command_line(TCG)} agentenv.init=systemd"

@@ -63,14 +63,26 @@ class Descriptors:
 _NUMBERS = Descriptors(memory=0, tools=0, layers=(), disk=(0, 0), tap=0, qmp=0, console=0)
 
 
+# Code that does not fit is translated again and again: the first lines of Bash and TypeScript in the code
+# interpreter, whose kernels start for them, took twice as long with 32 MiB as with 256.
+_BUFFER_LEAST_MIB = 32
+_BUFFER_SHARE = 8
+
+
 @dataclass(frozen=True)
 class Emulation:
-    """How the guest's code runs. `tsc_khz` is the host's TSC rate, `buffer_mib` the translation buffer
-    under software emulation."""
+    """How the guest's code runs. `tsc_khz` is the host's TSC rate, `buffer_mib` bounds the translation buffer
+    under software emulation; without it, the guest's memory does."""
 
     accelerator: Accelerator
     tsc_khz: int
-    buffer_mib: int
+    buffer_mib: int | None = None
+
+    def buffer_of(self, memory_mib: int) -> int:
+        """MiB for the translations of a machine with that much memory."""
+        if self.accelerator == "kvm":
+            return 0
+        return self.buffer_mib or max(memory_mib // _BUFFER_SHARE, _BUFFER_LEAST_MIB)
 
 
 def kernel_command_line(emulation: Emulation) -> str:
@@ -144,7 +156,7 @@ def overlay_node(node: str, fdset: int) -> dict[str, object]:
 
 def devices(spec: MachineSpec) -> list[str]:
     """All of the machine but its files, in words that are the same for every restore of it."""
-    argv = _common("", replace(spec, layers=(), drives=()), _NUMBERS, Emulation("tcg", 0, 0), "")
+    argv = _common("", replace(spec, layers=(), drives=()), _NUMBERS, Emulation("tcg", 0), "")
     values = [value for name, value in itertools.pairwise(argv) if name in ("-device", "-machine")]
     return [re.sub(r"mac=[0-9a-f:]+", "mac=", value) for value in values]
 
@@ -189,7 +201,8 @@ def _machine(spec: MachineSpec, descriptors: Descriptors, emulation: Emulation) 
         *("-display", "none"),
     ]
     if emulation.accelerator == "tcg":
-        return [*arguments, "-accel", f"tcg,tb-size={emulation.buffer_mib}", "-cpu", cpu("tcg")]
+        buffer_mib = emulation.buffer_of(spec.memory_mib)
+        return [*arguments, "-accel", f"tcg,tb-size={buffer_mib}", "-cpu", cpu("tcg")]
     assert descriptors.kvm is not None
     device = _set_of(descriptors.kvm)
     return [*arguments, *_passed(descriptors.kvm), "-accel", f"kvm,device={device}", "-cpu", cpu("kvm")]

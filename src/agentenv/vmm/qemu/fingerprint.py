@@ -41,7 +41,7 @@ def fingerprint_of(spec: MachineSpec, emulation: Emulation, version: Version) ->
         "initramfs": digest(guest.initramfs),
         "tools": digest(guest.tools),
         # The TSC's rate is compared by itself.
-        "command_line": command.kernel_command_line(Emulation(emulation.accelerator, 0, 0)),
+        "command_line": command.kernel_command_line(Emulation(emulation.accelerator, 0)),
         "devices": " ".join(command.devices(spec)),
         "tsc_khz": str(emulation.tsc_khz),
     }

@@ -236,8 +236,7 @@ class Launch:
 
     def _make_groups(self) -> None:
         resources, spec = self._site.resources, self._spec
-        emulation = self._site.emulation
-        buffer_mib = emulation.buffer_mib if emulation.accelerator == "tcg" else 0
+        buffer_mib = self._site.emulation.buffer_of(spec.memory_mib)
         limits = Limits(
             cpus=spec.vcpus + _OWN_CPU,
             memory_bytes=(spec.memory_mib + buffer_mib + _OVERHEAD_MIB) * MIB,

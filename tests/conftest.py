@@ -23,6 +23,15 @@ hypothesis.settings.load_profile("shared")
 _SETTLE_LIMIT_S = 15.0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the long ones out, unless `scripts/test --soak` asks for them."""
+    if os.environ.get("AENV_TEST_SOAK"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="long; scripts/test --soak runs it"))
+
+
 @pytest.fixture
 def audit_scope() -> audit.Scope:
     """Whose things `host_audit` looks at: the nodes that tests start. Override it for other ones."""

@@ -109,8 +109,9 @@ WAYS = (
     Way("kill", "kill", ("release",), "/sandboxes/of", found="gone", last="gone", method="DELETE"),
 )  # fmt: skip
 
-# What a template's start command takes lies between two phases of its preparation: `agent` and `stop`.
-ELSEWHERE = {"start"}
+# What a template's start command and systemd take lies between two phases of its preparation: `agent` and `stop`.
+# Rules and limits, where they are asked for, are put into a slot beside `restore`, or before `run`.
+ELSEWHERE = {"start", "systemd", "rules", "limits"}
 
 TABLE = frozenset((way.operation, phase) for way in WAYS for phase in way.phases)
 

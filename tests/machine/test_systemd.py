@@ -13,7 +13,7 @@ from e2b import Sandbox, SandboxException
 from support.home import prepared_home
 from support.running import RunningNode
 
-pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
+pytestmark = [pytest.mark.machine, pytest.mark.soak, pytest.mark.usefixtures("host_audit")]
 
 SUITE = "bookworm"
 # What is not looked at here need not be started; with a machine-id there is nothing to be set up first.

@@ -109,7 +109,7 @@ WAYS = (
     Way("kill", "kill", ("release",), "/sandboxes/of", found="gone", last="gone", method="DELETE"),
 )  # fmt: skip
 
-# What a template's start command and systemd take lies between two phases of its preparation: `agent` and `stop`.
+# What a start command and systemd take lies between two phases of a preparation: `agent` and `stop`.
 # Rules and limits, where they are asked for, are put into a slot beside `restore`, or before `run`.
 ELSEWHERE = {"start", "systemd", "rules", "limits"}
 

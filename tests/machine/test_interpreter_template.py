@@ -65,12 +65,12 @@ def sandbox_of(given: dict[str, Any]) -> Iterator[Callable[..., Any]]:
 def test_code_of_all_languages(sandbox_of: Callable[..., Any]) -> None:
     sandbox = sandbox_of(envs={"COMMON": "to all"})
     listed = sandbox.list_code_contexts()
-    assert sorted(each.language for each in listed) == ["bash", "javascript", "python"]
+    assert sorted(each.language for each in listed) == ["javascript", "python"]
     assert sandbox.run_code("import os; os.getcwd()").text == "/home/user"
     assert sandbox.run_code("os.environ['COMMON']").text == "to all"
     assert sandbox.run_code("process.env.COMMON", language="js").text == "to all"
     assert sandbox.run_code("const n: number = 1 + 1; n", language="ts", timeout=300).text == "2"
-    told = sandbox.run_code("echo $COMMON $OWN", language="bash", envs={"OWN": "one"})
+    told = sandbox.run_code("echo $COMMON $OWN", language="bash", envs={"OWN": "one"}, timeout=300)
     assert told.logs.stdout == ["to all one\n"]
     assert sandbox.run_code("from collections import Counter; Counter('aab').most_common(1)").results[
         0
@@ -99,7 +99,7 @@ def test_contexts(sandbox_of: Callable[..., Any]) -> None:
     context = sandbox.create_code_context(cwd="/tmp", request_timeout=300)
     assert sandbox.run_code("import os; x = 1; os.getcwd()", context=context).text == "/tmp"
     assert sandbox.run_code("x").error.name == "NameError"
-    sandbox.restart_code_context(context, request_timeout=300)
+    sandbox.restart_code_context(context)
     assert sandbox.run_code("x", context=context).error.name == "NameError"
     sandbox.remove_code_context(context)
     assert context.id not in [each.id for each in sandbox.list_code_contexts()]
@@ -132,13 +132,13 @@ def test_state_goes_through_a_pause_and_into_forks(
     sandbox = sandbox_of()
     sandbox.run_code("import pandas; kept = pandas.Series([40, 2])")
     sandbox.run_code("let kept = 42", language="js")
-    sandbox.run_code("KEPT=42", language="bash")
+    sandbox.run_code("KEPT=42", language="bash", timeout=300)
     sandbox.pause()
     again = client.Sandbox.connect(sandbox.sandbox_id, **given)
     children = again.fork(count=2)
     try:
         for number, each in enumerate([again, *children]):
-            assert each.run_code(f"kept[2] = {number}; kept.sum()").text == str(42 + number)
+            assert each.run_code(f"kept[2] = {number}; int(kept.sum())").text == str(42 + number)
             assert each.run_code("kept += 1", language="js").text == "43"
             assert each.run_code("echo $KEPT", language="bash").logs.stdout == ["42\n"]
     finally:

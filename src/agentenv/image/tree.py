@@ -23,6 +23,7 @@ from agentenv.errors import AenvError, HostFault, InvalidRequest, StoreCorrupt, 
 LINKS_FOLLOWED = 40  # as in the kernel
 ENTRIES_MAX = 2_000_000
 BLOCK = 4096
+_REMOVALS = 3  # of one tree, at most
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Belongs to the host that made the archive, not to the image.
 _FOREIGN_XATTRS = ("security.selinux", "security.ima", "security.evm", "trusted.overlay.", "trusted.SGI_")
@@ -265,7 +266,18 @@ def remove_scratch(path: Path) -> None:
     if mounted:
         raise HostFault(f"{mounted[0]} is still mounted in {path}", remedy=f"umount {mounted[0]}")
     with host_faults(f"the removal of {path}"):
-        shutil.rmtree(path)
+        _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a tree. What somebody who was killed had begun to do may still come while it goes."""
+    for more in reversed(range(_REMOVALS)):
+        try:
+            shutil.rmtree(path)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not more:
+                raise
 
 
 def _unescaped(point: str) -> str:

@@ -32,7 +32,7 @@ check_host() {
     case "$ID:${VERSION_ID:-}" in
         debian:12 | debian:13 | ubuntu:24.04) ;;
         *) fail "this is ${PRETTY_NAME:-$ID}; known here are Debian 12, Debian 13 and Ubuntu 24.04" \
-            "use one of them, or install by hand as docs/operations.md lists" ;;
+            "use one of them, or install by hand as docs/guides/operations.md lists" ;;
     esac
     suite=$VERSION_CODENAME
     if [ "$(id -u)" != 0 ]; then

@@ -39,7 +39,7 @@ def test_the_readme_names_both_commands_on_its_first_screen() -> None:
 
 def test_the_packages_to_install_by_hand_are_those_that_quickstart_installs() -> None:
     installed = set(bash('echo "${system_packages[@]}"').stdout.split()) | {"qemu-system-x86"}
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/guides/operations.md").read_text()
     by_hand = re.search(r"apt-get install ((?:[^#\n]*\\\n)*[^#\n]*)", text)
     assert by_hand is not None
     assert set(by_hand[1].replace("\\\n", " ").split()) == installed

@@ -9,13 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import audit
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, HostFault, HostIncapable, InvalidRequest, StoreFull
 from agentenv.records.ledger import Ledger
@@ -28,34 +27,12 @@ from support.small_guest import READY, UID, shown, small_qemu, small_spec
 pytestmark = pytest.mark.machine
 
 PHASES = ("check", "directories", "disks", "cgroup", "spawn", "connect", "join", "run")
-DOOMED = Path(__file__).parents[1] / "support" / "doomed_node.py"
+DOOMED = Path(__file__).parents[2] / "support" / "doomed_node.py"
 
 
 @pytest.fixture(scope="module")
 def guest(tmp_path_factory: pytest.TempPathFactory) -> GuestFiles:
     return small_guest.guest_files(tmp_path_factory.mktemp("guest"))
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
-    """A data directory below one that machines' users cannot traverse."""
-    tmp_path.chmod(0o700)
-    made = Settings(home=tmp_path / "home", runtime=Path(f"/run/aenv-t-vmm-{os.getpid()}"))
-    yield made
-    small_guest.close_databases()
-    asyncio.run(small_guest.reap(made))  # what a failed test left, after the audit has told of it
-    shutil.rmtree(made.runtime_dir, ignore_errors=True)
-
-
-@pytest.fixture
-def audit_scope(settings: Settings) -> audit.Scope:
-    return audit.Scope.of(settings)
-
-
-@pytest.fixture
-def nic(host_audit: None) -> Iterator[Nic]:
-    with small_guest.tap_namespace(f"vmmtest{os.getpid()}") as made:
-        yield made
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -32,7 +32,6 @@ from support.nethost import (
     NetNode,
     connect,
     datagram,
-    net_host,
     reached,
     run,
     saying,
@@ -53,26 +52,15 @@ def policy(
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
-    with net_host(tmp_path) as made:
-        monkeypatch.setattr(namespace, "NAMESPACES", made.namespaces)
-        with namespace.inside(made.internet):
-            run("ip", "addr", "add", f"{OTHER}/32", "dev", "lo")
-        yield made
+def host(host: NetHost) -> NetHost:
+    with namespace.inside(host.internet):
+        run("ip", "addr", "add", f"{OTHER}/32", "dev", "lo")
+    return host
 
 
 @pytest.fixture
-def node(host: NetHost) -> NetNode:
+def net(host: NetHost) -> NetNode:
     return NetNode(host, open_addresses=[f"{PRIVATE}:{PROXY}"], guest_proxy=False)
-
-
-@pytest.fixture
-async def slots(node: NetNode) -> AsyncIterator[Slots]:
-    made = node.slots()
-    await made.start()
-    yield made
-    await made.reap(set())
-    await made.stop()
 
 
 @pytest.fixture
@@ -319,7 +307,7 @@ async def test_what_comes_back_is_cut_as_well(host: NetHost, slots: Slots, slot:
 
 
 async def test_there_is_no_moment_without_rules(
-    host: NetHost, node: NetNode, slots: Slots, slot: Slot, guest: Path
+    host: NetHost, net: NetNode, slots: Slots, slot: Slot, guest: Path
 ) -> None:
     """While policies change and the node starts again, what both allow passes and what both deny does not."""
     one, other = policy(deny=[ALL], allow=[WEB]), policy(deny=[ALL], allow=[WEB, NAMES])
@@ -341,7 +329,7 @@ async def test_there_is_no_moment_without_rules(
         sending.start()
         for turn in range(10):
             await slots.apply(slot, (other, one)[turn % 2])
-        again = node.slots()
+        again = net.slots()
         await again.start()
         assert await again.adopt("machine", one) is not None
         stop.set()
@@ -442,13 +430,13 @@ async def test_a_name_that_leads_to_a_denied_range_opens_nothing(
 
 
 async def test_what_names_opened_outlives_the_node(
-    host: NetHost, node: NetNode, slots: Slots, slot: Slot, guest: Path, named: Policy
+    host: NetHost, net: NetNode, slots: Slots, slot: Slot, guest: Path, named: Policy
 ) -> None:
     await slots.apply(slot, named)
     assert await opens(slots, slot, "web.test", WEB, 60.0)
     assert await opens(slots, slot, "a.other.test", OTHER, 60.0)
     with connect(guest, WEB, 7) as flow:
-        again = node.slots()
+        again = net.slots()
         await again.start()
         assert await again.adopt("machine", named) == slot
         assert again.policy_at(slot.address) == named
@@ -515,9 +503,9 @@ async def test_a_change_goes_on_when_its_caller_goes(slots: Slots, slot: Slot, g
     assert slots.policy_at(slot.address) == policy(deny=[WEB])
 
 
-async def test_two_hundred_with_random_rules_leave_nothing(host: NetHost, node: NetNode) -> None:
+async def test_two_hundred_with_random_rules_leave_nothing(host: NetHost, net: NetNode) -> None:
     before = host.state()
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     rng = random.Random(5)
     places = asyncio.Semaphore(8)
@@ -536,7 +524,7 @@ async def test_two_hundred_with_random_rules_leave_nothing(host: NetHost, node: 
     await asyncio.gather(*map(live, range(200)))
     await slots.stop()
     assert host.state() == before
-    assert node.ledger.entries() == []
+    assert net.ledger.entries() == []
 
 
 def random_policy(rng: random.Random) -> Policy:

@@ -23,10 +23,8 @@ from support.nethost import (
     PRIVATE,
     WEB,
     NetHost,
-    NetNode,
     connect,
     datagram,
-    net_host,
     reached,
     refusal,
     run,
@@ -45,23 +43,12 @@ def named(*names: str, **more: list[str]) -> Policy:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
-    with net_host(tmp_path) as made:
-        monkeypatch.setattr(namespace, "NAMESPACES", made.namespaces)
-        with namespace.inside(made.internet):
-            run("ip", "addr", "add", f"{OTHER}/32", "dev", "lo")
-        for address in (WEB, OTHER, PRIVATE, METADATA):
-            made.listen(made.internet, address, 80, saying(address.encode()))
-        yield made
-
-
-@pytest.fixture
-async def slots(host: NetHost) -> AsyncIterator[Slots]:
-    made = NetNode(host).slots()
-    await made.start()
-    yield made
-    await made.reap(set())
-    await made.stop()
+def host(host: NetHost) -> NetHost:
+    with namespace.inside(host.internet):
+        run("ip", "addr", "add", f"{OTHER}/32", "dev", "lo")
+    for address in (WEB, OTHER, PRIVATE, METADATA):
+        host.listen(host.internet, address, 80, saying(address.encode()))
+    return host
 
 
 @pytest.fixture

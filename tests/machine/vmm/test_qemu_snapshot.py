@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import audit
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, HostFault, StoreCorrupt, StoreFull
 from agentenv.records.ledger import Ledger
@@ -44,7 +43,7 @@ RESTORE_PHASES = (
     *("apply", "load"),
 )
 CAPTURE_PHASES = ("overlay", "state", "memory", "disk", "seal")
-DOOMED = Path(__file__).parents[1] / "support" / "doomed_node.py"
+DOOMED = Path(__file__).parents[2] / "support" / "doomed_node.py"
 
 # A process that counts, in the memory of the guest that all tests begin with. `put N TEXT` and
 # `get N` reach the disk itself, past the guest's cache; `churn N` writes about N MiB of memory.
@@ -128,21 +127,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, nic: Nic) -> Template:
         return Template(made, captured, await qemu.fingerprint(spec))
 
     return asyncio.run(make())
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
-    tmp_path.chmod(0o700)
-    made = Settings(home=tmp_path / "home", runtime=Path(f"/run/aenv-t-snap-{os.getpid()}"))
-    yield made
-    small_guest.close_databases()
-    asyncio.run(small_guest.reap(made))
-    shutil.rmtree(made.runtime_dir, ignore_errors=True)
-
-
-@pytest.fixture
-def audit_scope(settings: Settings) -> audit.Scope:
-    return audit.Scope.of(settings)
 
 
 @contextlib.asynccontextmanager

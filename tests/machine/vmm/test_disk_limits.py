@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import audit
 from agentenv.config import Settings
 from agentenv.limits import DiskLimits
 from agentenv.vmm.machine import Nic
@@ -27,26 +22,6 @@ KIB, MIB = 1 << 10, 1 << 20
 RATE = MIB
 REQUEST = 4 * KIB
 LAST = 32 * REQUEST  # what may be let in beyond a full bucket: QEMU makes up to 32 adjacent writes one
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
-    made = Settings(home=tmp_path / "home", runtime=Path(f"/run/aenv-t-limit-{os.getpid()}"))
-    yield made
-    small_guest.close_databases()
-    asyncio.run(small_guest.reap(made))
-    shutil.rmtree(made.runtime_dir, ignore_errors=True)
-
-
-@pytest.fixture
-def audit_scope(settings: Settings) -> audit.Scope:
-    return audit.Scope.of(settings)
-
-
-@pytest.fixture
-def nic(host_audit: None) -> Iterator[Nic]:
-    with small_guest.tap_namespace(f"limittest{os.getpid()}") as made:
-        yield made
 
 
 async def written(machine: QemuMachine, size: int, mark: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import dns.message
@@ -25,7 +24,6 @@ from support.nethost import (
     NetNode,
     connect,
     datagram,
-    net_host,
     peer,
     reached,
     refusal,
@@ -49,20 +47,9 @@ ALL = ["0.0.0.0/0"]
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
-    with net_host(tmp_path) as made:
-        monkeypatch.setattr(namespace, "NAMESPACES", made.namespaces)
-        made.add_ipv6(WEB6, OTHER6, PRIVATE6, MAPPED6)
-        yield made
-
-
-@pytest.fixture
-async def slots(host: NetHost) -> AsyncIterator[Slots]:
-    made = NetNode(host).slots()
-    await made.start()
-    yield made
-    await made.reap(set())
-    await made.stop()
+def host(host: NetHost) -> NetHost:
+    host.add_ipv6(WEB6, OTHER6, PRIVATE6, MAPPED6)
+    return host
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,6 @@ from support.nethost import (
     connect,
     datagram,
     exchange,
-    net_host,
     peer,
     reached,
     refusal,
@@ -51,33 +50,12 @@ pytestmark = [
 STEPS = ("namespace", "sysctls", "tap", "veth", "host", "addresses", "rules")
 
 
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
-    with net_host(tmp_path) as made:
-        monkeypatch.setattr(namespace, "NAMESPACES", made.namespaces)
-        yield made
-
-
-@pytest.fixture
-def node(host: NetHost) -> NetNode:
-    return NetNode(host)
-
-
-@pytest.fixture
-async def slots(node: NetNode) -> AsyncIterator[Slots]:
-    made = node.slots()
-    await made.start()
-    yield made
-    await made.reap(set())
-    await made.stop()
-
-
 # The life of slots
 
 
-async def test_the_host_is_afterwards_as_it_was_before(host: NetHost, node: NetNode) -> None:
+async def test_the_host_is_afterwards_as_it_was_before(host: NetHost, net: NetNode) -> None:
     before = host.state()
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     made = [await slots.acquire(f"machine-{number}") for number in range(3)]
     assert [slot.name for slot in made] == ["aenv0-1", "aenv0-2", "aenv0-3"]
@@ -88,7 +66,7 @@ async def test_the_host_is_afterwards_as_it_was_before(host: NetHost, node: NetN
         await slots.release(slot)
     await slots.stop()
     assert host.state() == before
-    assert node.ledger.entries() == []
+    assert net.ledger.entries() == []
     assert sorted(file.name for file in (host.directory / "nodes").iterdir()) == ["lock"]
 
 
@@ -102,8 +80,8 @@ async def test_the_tap_belongs_to_the_machines_user(slots: Slots) -> None:
     assert "multi_queue on" not in shown
 
 
-async def test_a_burst_gets_what_there_is_and_typed_refusals(host: NetHost, node: NetNode) -> None:
-    slots = node.slots(capacity=10)
+async def test_a_burst_gets_what_there_is_and_typed_refusals(host: NetHost, net: NetNode) -> None:
+    slots = net.slots(capacity=10)
     await slots.start()
     results = await asyncio.gather(
         *(slots.acquire(f"machine-{number}") for number in range(50)), return_exceptions=True
@@ -134,29 +112,29 @@ async def test_numbers_come_back_lowest_first_and_an_old_lease_releases_nothing(
     assert slots.owner_at(HOST) is None
 
 
-async def test_releases_at_the_same_time_are_one(slots: Slots, node: NetNode) -> None:
+async def test_releases_at_the_same_time_are_one(slots: Slots, net: NetNode) -> None:
     slot = await slots.acquire("machine")
     await asyncio.gather(*(slots.release(slot) for _ in range(5)))
-    assert node.ledger.entries(kind="slot") == []
+    assert net.ledger.entries(kind="slot") == []
     assert not slot.namespace.exists()
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, node: NetNode, step: str) -> None:
+async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, net: NetNode, step: str) -> None:
     failing = True
 
     def fail(name: str) -> None:
         if failing and name == step:
             raise OSError(28, "injected")
 
-    slots = node.slots(step=fail)
+    slots = net.slots(step=fail)
     await slots.start()
     before, free = host.state(), slots.free
     for _ in range(15):
         with pytest.raises(HostFault, match="injected"):
             await slots.acquire("machine")
     assert slots.free == free
-    assert node.ledger.entries(kind="slot") == []
+    assert net.ledger.entries(kind="slot") == []
     assert host.state() == before
     failing = False
     slot = await slots.acquire("machine")
@@ -166,7 +144,7 @@ async def test_a_failure_at_any_step_leaves_nothing(host: NetHost, node: NetNode
 
 
 @pytest.mark.soak
-async def test_a_hundred_failures_at_each_step_leave_nothing(host: NetHost, node: NetNode) -> None:
+async def test_a_hundred_failures_at_each_step_leave_nothing(host: NetHost, net: NetNode) -> None:
     wanted = [step for step in STEPS for _ in range(100)]
     random.Random(7).shuffle(wanted)
     current = ""
@@ -175,7 +153,7 @@ async def test_a_hundred_failures_at_each_step_leave_nothing(host: NetHost, node
         if name == current:
             raise OSError(28, "injected")
 
-    slots = node.slots(step=fail)
+    slots = net.slots(step=fail)
     await slots.start()
     before, free = host.state(), slots.free
     for current in wanted:  # noqa: B007 (the closure reads it)
@@ -217,9 +195,9 @@ async def test_what_has_a_slots_name_already_is_left_alone(host: NetHost, slots:
 # Restarts
 
 
-async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHost, node: NetNode) -> None:
+async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHost, net: NetNode) -> None:
     before = host.state()
-    old = node.slots()
+    old = net.slots()
     await old.start()
     kept, dropped = await old.acquire("kept"), await old.acquire("dropped")
     guest = host.guest(kept)
@@ -227,7 +205,7 @@ async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHos
     await old.stop()  # slots exist, so the host stays as it is
     assert await reached(guest, WEB, 80) == b"hello"
 
-    new = node.slots()
+    new = net.slots()
     await new.start()
     assert await new.adopt("nobody") is None
     assert await new.adopt("kept") == kept
@@ -253,8 +231,8 @@ async def test_a_restarted_node_adopts_its_slots_and_reaps_the_rest(host: NetHos
         "sysctl -q net.ipv4.conf.eth0.forwarding=0",
     ],
 )
-async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: NetNode, damage: str) -> None:
-    old = node.slots()
+async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, net: NetNode, damage: str) -> None:
+    old = net.slots()
     await old.start()
     slot = await old.acquire("machine")
     guest = host.guest(slot)
@@ -262,7 +240,7 @@ async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: Ne
     await old.stop()
     subprocess.run(damage.format(ns=slot.namespace).split(), check=True)
 
-    new = node.slots()
+    new = net.slots()
     await new.start()
     assert await new.adopt("machine") == slot
     assert await reached(guest, WEB, 80) == b"hello"
@@ -271,14 +249,14 @@ async def test_what_is_missing_of_a_slot_is_put_in_order(host: NetHost, node: Ne
 
 
 @pytest.mark.parametrize("loss", ["umount {ns}", "nsenter --net={ns} ip link del tap0"])
-async def test_a_slot_that_cannot_be_mended_is_removed(host: NetHost, node: NetNode, loss: str) -> None:
+async def test_a_slot_that_cannot_be_mended_is_removed(host: NetHost, net: NetNode, loss: str) -> None:
     before = host.state()
-    old = node.slots()
+    old = net.slots()
     await old.start()
     slot = await old.acquire("machine")
     await old.stop()
     subprocess.run(loss.format(ns=slot.namespace).split(), check=True)
-    new = node.slots()
+    new = net.slots()
     await new.start()
     assert await new.adopt("machine") is None
     await new.stop()
@@ -314,23 +292,23 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, node: NetNode, step: str) -> None:
+async def test_what_a_killed_node_left_at_any_step_is_reaped(host: NetHost, net: NetNode, step: str) -> None:
     before = host.state()
-    arguments = [str(node.home), str(host.namespaces), str(host.directory / "nodes"), step]
+    arguments = [str(net.home), str(host.namespaces), str(host.directory / "nodes"), step]
     killed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", CRASHING, *arguments])
     assert killed.returncode == -signal.SIGKILL
-    assert [entry.owner for entry in node.ledger.entries(kind="slot")] == ["machine"]
-    slots = node.slots()
+    assert [entry.owner for entry in net.ledger.entries(kind="slot")] == ["machine"]
+    slots = net.slots()
     await slots.start()
     assert await slots.reap(set()) == ["aenv0-1"]
     await slots.stop()
     assert host.state() == before
 
 
-async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost, node: NetNode) -> None:
+async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost, net: NetNode) -> None:
     other = NetNode(host, "other").slots()
     await other.start()
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     slot = await slots.acquire("machine")
     await slots.stop()
@@ -344,27 +322,27 @@ async def test_a_lost_claim_file_is_made_again_with_the_same_index(host: NetHost
 
 
 async def test_a_start_that_fails_leaves_nothing(
-    host: NetHost, node: NetNode, monkeypatch: pytest.MonkeyPatch
+    host: NetHost, net: NetNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = host.state()
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(HostIncapable, match="nftables"):
-            await node.slots().start()
+            await net.slots().start()
     assert host.state() == before
     assert not (host.directory / "nodes" / "0").exists()
 
 
-async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, node: NetNode) -> None:
-    slots = node.slots()
+async def test_slots_of_an_earlier_boot_are_forgotten(host: NetHost, net: NetNode) -> None:
+    slots = net.slots()
     await slots.start()
     await slots.acquire("machine")
     await slots.stop()
-    with node.database.transaction() as cursor:
+    with net.database.transaction() as cursor:
         cursor.execute("UPDATE resources SET boot_id = 'another'")
     await slots.start()
     assert await slots.adopt("machine") is None
-    assert node.ledger.entries(kind="slot") == []
+    assert net.ledger.entries(kind="slot") == []
     await slots.stop()
 
 
@@ -392,28 +370,28 @@ async def test_two_nodes_have_their_own_and_the_last_restores_forwarding(host: N
     assert host.state() == before
 
 
-async def test_a_block_that_the_host_uses_is_not_taken(host: NetHost, node: NetNode) -> None:
+async def test_a_block_that_the_host_uses_is_not_taken(host: NetHost, net: NetNode) -> None:
     run("ip", "addr", "add", "10.192.5.1/24", "dev", "eth0")
     run("ip", "route", "add", "10.192.64.0/20", "via", "198.51.100.1")
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     assert str(slots.identity.block) == "10.192.128.0/18"
     await slots.stop()
     run("ip", "route", "add", "10.0.0.0/8", "via", "198.51.100.1")
     with pytest.raises(HostFault, match=r"10\.0\.0\.0/8.*network_range"):
-        await node.slots().start()
+        await net.slots().start()
 
 
-async def test_forwarding_that_was_on_stays_on(host: NetHost, node: NetNode) -> None:
+async def test_forwarding_that_was_on_stays_on(host: NetHost, net: NetNode) -> None:
     run("sysctl", "-q", "net.ipv4.ip_forward=1")
     before = host.state()
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     await slots.stop()
     assert host.state() == before
 
 
-async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHost, node: NetNode) -> None:
+async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHost, net: NetNode) -> None:
     for rule in (
         "-P FORWARD DROP",
         "-N DOCKER-USER",
@@ -423,7 +401,7 @@ async def test_dockers_chain_lets_guests_pass_and_is_left_as_it_was(host: NetHos
         run("iptables", *rule.split())
     before = host.state()
     host.listen(host.internet, WEB, 80, saying(b"hello"))
-    slots = node.slots()
+    slots = net.slots()
     await slots.start()
     slot = await slots.acquire("machine")
     assert await reached(host.guest(slot), WEB, 80) == b"hello"

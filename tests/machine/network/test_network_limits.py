@@ -6,21 +6,16 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from agentenv.config import Settings
 from agentenv.errors import HostFault
 from agentenv.limits import BURST_MOST, MOST, NetworkLimits
 from agentenv.network import namespace
-from agentenv.network.node import NodeRegistry
 from agentenv.network.slot import Slot
 from agentenv.network.slots import Slots
-from agentenv.records.database import Database
-from agentenv.records.ledger import Ledger
-from support.nethost import WEB, NetHost, connect, net_host, run
+from support.nethost import WEB, NetHost, connect, run
 
 pytestmark = [
     pytest.mark.machine,
@@ -29,26 +24,6 @@ pytestmark = [
 
 KIB, MIB = 1 << 10, 1 << 20
 RATE, BURST = MIB, 64 * KIB
-
-
-@pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NetHost]:
-    with net_host(tmp_path) as made:
-        monkeypatch.setattr(namespace, "NAMESPACES", made.namespaces)
-        yield made
-
-
-@pytest.fixture
-async def slots(host: NetHost) -> AsyncIterator[Slots]:
-    home = host.directory / "home"
-    home.mkdir()
-    database = Database(home / "aenv.db")
-    made = Slots(Settings(home=home), Ledger(database), registry=NodeRegistry(host.directory / "nodes"))
-    await made.start()
-    yield made
-    await made.reap(set())
-    await made.stop()
-    database.close()
 
 
 def disciplines(slot: Slot) -> str:

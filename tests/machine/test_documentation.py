@@ -30,7 +30,7 @@ def documented(node_factory: Callable[..., RunningNode]) -> RunningNode:
 
 @pytest.fixture
 def reader(documented: RunningNode, tmp_path: Path) -> Iterator[Reader]:
-    """At home in an empty directory, beside an environment as the installation makes it, knowing no node yet."""
+    """At home in an empty directory, with the environment that an installation makes, and knowing no node."""
     directory = tmp_path / "reader"
     directory.mkdir()
     (directory / ".venv").symlink_to(sys.prefix)

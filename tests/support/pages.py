@@ -80,7 +80,7 @@ _DONE = "b9a3-done"
 
 
 class _Session:
-    """An interpreter that runs one file after another and keeps what they leave; the first that fails ends it."""
+    """Runs one file after another, each with what those before it left; the first that fails ends it."""
 
     def __init__(self, command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
         theirs, self._control = os.pipe()
@@ -104,7 +104,7 @@ class _Session:
         """
         os.write(self._control, f"{file}\n".encode())
         assert self._process.stdout is not None
-        written = []
+        written: list[str] = []
         for line in self._process.stdout:
             if line == f"{_DONE}\n":
                 return "".join(written).removesuffix("\n")

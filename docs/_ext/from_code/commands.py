@@ -35,13 +35,17 @@ def every(context: click.Context) -> Iterator[click.Context]:
 def _section(context: click.Context) -> str:
     command, path = context.command, context.command_path
     usage = " ".join([path, *command.collect_usage_pieces(context)])
-    options = [each for each in command.get_params(context) if isinstance(each, click.Option) and not each.hidden]
+    options = [
+        each for each in command.get_params(context) if isinstance(each, click.Option) and not each.hidden
+    ]
     level = 2 if context.parent is None or context.parent.parent is None else 3
     return (
         markdown.heading(level, markdown.code(path), path.replace(" ", "-"))
         + markdown.block(usage)
         + _help(command)
-        + markdown.table(("option", "meaning"), [_option(each, context) for each in options if not _asks_help(each)])
+        + markdown.table(
+            ("option", "meaning"), [_option(each, context) for each in options if not _asks_help(each)]
+        )
     )
 
 

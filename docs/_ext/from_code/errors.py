@@ -1,4 +1,4 @@
-"""The reference of errors: the tree with status, codes and exit codes, and each remedy that the code offers."""
+"""The reference of errors: the tree with status and codes, and each remedy that the code offers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ def text() -> str:
     for each in raised():
         said[each.kind].append(each)
     rows = [
-        (str(each.status), _name(each), markdown.code(each.code), str(each.exit_code), "yes" if each.retry else "")
+        (
+            str(each.status),
+            _name(each),
+            markdown.code(each.code),
+            str(each.exit_code),
+            "yes" if each.retry else "",
+        )
         for each in sorted(kinds, key=lambda one: one.status)
     ]
     header = ("status", "error", "code", "exit code", "a retry can help")
@@ -54,9 +60,10 @@ def _of_module(module: ModuleType) -> Iterator[Raised]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             kind = getattr(module, node.func.id, None) or getattr(tree, node.func.id, None)
             if isinstance(kind, type) and issubclass(kind, AenvError):
-                remedies = [_words(each.value) for each in node.keywords if each.arg == "remedy"]
+                given = [each.value for each in node.keywords if each.arg == "remedy"]
+                remedies: list[str | None] = [words for each in given for words in _words(each)]
                 for message in _words(node.args[0]) or [_MISSING]:
-                    for remedy in (remedies[0] if remedies else None) or [None]:
+                    for remedy in remedies or [None]:
                         yield Raised(kind, message, remedy)
 
 
@@ -66,7 +73,9 @@ def _words(node: ast.expr) -> list[str]:
         case ast.Constant(str(value)):
             return [value]
         case ast.JoinedStr(values):
-            return ["".join(_words(each)[0] if isinstance(each, ast.Constant) else _MISSING for each in values)]
+            return [
+                "".join(_words(each)[0] if isinstance(each, ast.Constant) else _MISSING for each in values)
+            ]
         case ast.IfExp(_, one, other):
             return _words(one) + _words(other)
         case ast.BinOp(left, ast.Add(), right):
@@ -93,7 +102,9 @@ def _section(kind: type[AenvError], said: list[Raised]) -> str:
     if kind.retry:
         facts.append("a retry can help")
     rows = [
-        (markdown.prose(each.message), markdown.prose(each.remedy)) for each in said if each.remedy is not None
+        (markdown.prose(each.message), markdown.prose(each.remedy))
+        for each in said
+        if each.remedy is not None
     ]
     return (
         markdown.heading(2, markdown.code(kind.__name__), _target(kind))

@@ -38,9 +38,9 @@ def _order(name: str) -> tuple[bool, str]:
 def _values(module: ModuleType) -> Iterator[type]:
     """The dataclasses and typed dictionaries that a module defines and somebody outside gets or gives."""
     for kind in vars(module).values():
-        if isinstance(kind, type) and kind.__module__ == module.__name__ and kind not in _WITHIN:
-            if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
-                yield kind
+        own = isinstance(kind, type) and kind.__module__ == module.__name__ and kind not in _WITHIN
+        if own and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
+            yield kind
 
 
 def _class(name: str, kind: type) -> str:
@@ -96,7 +96,9 @@ def _signature(function: FunctionType) -> str:
             lines.append("*")
             starred = True
         lines.append(_QUOTED.sub(r": \1", str(each)))
-    returned = "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
+    returned = (
+        "" if signature.return_annotation is inspect.Signature.empty else f" -> {signature.return_annotation}"
+    )
     whole = f"({', '.join(lines)}){returned}"
     if len(whole) < 90:
         return whole
@@ -112,4 +114,3 @@ def document(thing: Any) -> str:
 def _section(found: re.Match[str]) -> str:
     entries = re.split(r"\n(?=\S)", inspect.cleandoc(found[2]))
     return f"{found[1]}:\n\n" + "\n".join(f"- {' '.join(each.split())}" for each in entries)
-

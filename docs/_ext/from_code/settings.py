@@ -49,7 +49,9 @@ def default(field: FieldInfo) -> str:
         return markdown.code(str(given).lower())
     if isinstance(given, list):
         return ", ".join(markdown.code(each) for each in given) or "empty"
-    return markdown.code(f"{given:g}" if isinstance(given, float) else given) if given or given == 0 else "empty"
+    return (
+        markdown.code(f"{given:g}" if isinstance(given, float) else given) if given or given == 0 else "empty"
+    )
 
 
 def allowed(field: FieldInfo) -> str:

@@ -94,7 +94,7 @@ def _target(kind: type[AenvError]) -> str:
 def _section(kind: type[AenvError], said: list[Raised]) -> str:
     """What a class means, and every remedy that some instance of it has."""
     parent = kind.__base__
-    facts = [f"status {kind.status}", f"code {markdown.code(kind.code)}", f"exit code {kind.exit_code}"]
+    facts = [f"Status {kind.status}", f"code {markdown.code(kind.code)}", f"exit code {kind.exit_code}"]
     if kind.e2b_code:
         facts.append(f"for E2B's clients {markdown.code(kind.e2b_code)}")
     if parent is not AenvError and parent is not None and issubclass(parent, AenvError):
@@ -108,7 +108,7 @@ def _section(kind: type[AenvError], said: list[Raised]) -> str:
     ]
     return (
         markdown.heading(2, markdown.code(kind.__name__), _target(kind))
-        + "; ".join(facts).capitalize()
+        + "; ".join(facts)
         + ".\n\n"
         + markdown.prose(inspect.cleandoc(kind.__doc__ or ""))
         + "\n\n"

@@ -65,8 +65,15 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(arguments, prog_name="aenv", standalone_mode=True)
     except AenvError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
+        failed = error
+    except ModuleNotFoundError as error:
+        from agentenv.cli.extras import lacking
+
+        if (lacks := lacking(error)) is None:
+            raise
+        failed = lacks
+    show_error(failed)
+    sys.exit(failed.exit_code)
 
 
 def show_error(error: AenvError) -> None:

@@ -1,6 +1,6 @@
 """A Sphinx extension of ours: fills the reference from the code while the site is built.
 
-A page asks for a part with a comment of its own line, `<!-- from the code: settings -->`, which the
+A page asks for a part with a comment of its own line, `<!-- the site has here: settings -->`, which the
 part's Markdown takes the place of. So pages stay readable where nothing is built, and what is generated
 is on no record that could be behind.
 """
@@ -11,20 +11,21 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from from_code import commands, endpoints, errors, python_api, settings
+from from_code import commands, contents, endpoints, errors, python_api, settings
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands.text,
+    "contents": contents.text,
     "endpoints": endpoints.text,
     "errors": errors.text,
     "python": python_api.text,
     "settings": settings.text,
 }
 
-_ASKED = re.compile(r"^<!-- from the code: (.*) -->$", re.MULTILINE)
+_ASKED = re.compile(r"^<!-- the site has here: (.*) -->$", re.MULTILINE)
 
 
 def filled(page: str) -> str:

@@ -83,10 +83,10 @@ def test_the_client_is_told_without_what_it_inherits() -> None:
 
 def test_a_page_gets_the_parts_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(from_code.PARTS, "settings", lambda: "all of \\1 them")
-    page = "# A\n\n<!-- from the code: settings -->\n\n`<!-- from the code: settings -->`\n"
-    assert from_code.filled(page) == "# A\n\nall of \\1 them\n\n`<!-- from the code: settings -->`\n"
+    page = "# A\n\n<!-- the site has here: settings -->\n\n`<!-- the site has here: settings -->`\n"
+    assert from_code.filled(page) == "# A\n\nall of \\1 them\n\n`<!-- the site has here: settings -->`\n"
     with pytest.raises(KeyError):
-        from_code.filled("<!-- from the code: nothing -->")
+        from_code.filled("<!-- the site has here: nothing -->")
 
 
 def test_signs_of_markdown_mean_themselves_in_prose_and_not_in_code() -> None:

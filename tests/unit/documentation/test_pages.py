@@ -18,7 +18,7 @@ from support.pages import DOCS, ROOT, blocks, pages
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
-LANGUAGES = {"sh", "python", "console", "toml", "json", "text", "{toctree}", "{include} ../CHANGELOG.md"}
+LANGUAGES = {"sh", "python", "console", "toml", "json", "text", "{include} ../CHANGELOG.md"}
 
 # How many blocks of commands in the tutorial and the guides no test runs. Each says why on its page.
 NOT_RUN = {

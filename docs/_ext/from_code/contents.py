@@ -1,4 +1,4 @@
-"""The lists of contents of the site: the pages that have a place, and after them every other one of the room."""
+"""The lists of contents of the site: pages that have a place, then every other one of their room."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOMS = {
         "reference/python",
         "reference/*",
     ),
-    "Explanation": ("explanation/architecture", "explanation/*", "changes"),
+    "Explanation": ("explanation/architecture", "explanation/*", "*"),
 }
 
 

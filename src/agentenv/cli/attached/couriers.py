@@ -43,6 +43,7 @@ class Courier:
         self._came = bytearray()
         self._pieces: queue.Queue[bytes] = queue.Queue(0 if on_answer else PIECES)
         self._on_answer = on_answer
+        self._over = False  # the end of what it writes was read
         self._said = bytearray()
         self._outcome: Ended | AenvError | None = None
         _end_earlier(agent, tag, packs=arguments[0] == "pack")
@@ -81,8 +82,11 @@ class Courier:
     def flush(self) -> None:
         """Send what waits."""
         data, self._waiting = bytes(self._waiting), bytearray()
-        if not data:
-            return
+        if data:
+            self.send(data)
+
+    def send(self, data: bytes) -> None:
+        """Send at once; of one thread, which need not be the one that reads."""
         try:
             self._hand.write(data)
         except LineBroken:
@@ -108,8 +112,10 @@ class Courier:
         return data
 
     def read_some(self) -> bytes:
-        """What the program wrote; nothing at its end. What waits to be sent elsewhere is the caller's."""
-        return self._pieces.get()
+        """What the program wrote; nothing at its end."""
+        data = b"" if self._over else self._pieces.get()
+        self._over = not data
+        return data
 
     @property
     def idle(self) -> bool:
@@ -124,7 +130,7 @@ class Courier:
         """
         self.flush()
         if self._on_answer is None:
-            while self._pieces.get():
+            while self.read_some():
                 pass
         self._thread.join()
         if isinstance(self._outcome, AenvError):
@@ -137,7 +143,7 @@ class Courier:
         return isinstance(self._outcome, Ended) and self._outcome.code != 0
 
     def _await_more(self) -> None:
-        if not (data := self._pieces.get()):
+        if not (data := self.read_some()):
             raise self._fault()
         self._came += data
 
@@ -168,7 +174,7 @@ class Courier:
 def _end_earlier(agent: Agent, tag: str, *, packs: bool) -> None:
     """End a program of this name whose client has gone, and wait until it has.
 
-    One that packs would go on to its end, unheard; one that unpacks sees its input end, and keeps what is worth it.
+    One that packs would go on to its end, unheard; one that unpacks sees its input end, and tidies up.
     """
     hand = Hand(agent, tag)
     try:

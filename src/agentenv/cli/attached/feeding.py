@@ -1,7 +1,7 @@
 """What is typed or piped here, sent to a process in a sandbox.
 
-One thread reads and one sends, so that keys are looked at even while the process reads nothing. Both may stand
-still in a system call for ever, so they are daemons.
+One thread reads and one sends, so that keys are looked at even while the process reads nothing. Both may
+stand still in a system call for ever, so they are daemons.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Files and directories as a stream of bytes, packed at one end and unpacked at the other.
 
-This one file runs at both ends: here as a module, in a sandbox as a program of the tools drive's interpreter, so
-that nothing of the image is relied on. There it has `os`, `sys`, `stat`, `errno`, `fcntl` and `select`.
+This one file runs at both ends: here as a module, in a sandbox as a program of the tools drive's interpreter,
+so that nothing of the image is relied on. There it has `os`, `sys`, `stat`, `errno`, `fcntl` and `select`.
 
     parcel.py pack SOURCE...                  to standard output; answers come from standard input
     parcel.py unpack DESTINATION [into]       from standard input; answers go to standard output
 
-A parcel is a sequence of records: a kind of one byte, then in big-endian the mode (4 bytes), the time of the last
-change in nanoseconds (8, signed), the size (8, signed), the lengths of a name and of a target (2 each), and
-these two. Names are relative to the destination. Kinds: `t` tells how many files (as the mode) and bytes are to
-come; `d` directory, `l` symbolic link to the target, `h` hard link to the target, an earlier name; `f` file;
-`e` the end. A file's content follows in pieces with their length before them in four bytes; a length of 0 ends
-it, so it may turn out to be shorter than it was. A file of `LARGE` bytes or more waits for an answer, a line
-with a number: where to begin. A mode, time or size of -1 is one that nobody knows.
+A parcel is a sequence of records: a kind of one byte, then in big-endian the mode (4 bytes), the time of
+the last change in nanoseconds (8, signed), the size (8, signed), the lengths of a name and of a target (2
+each), and these two. Names are relative to the destination. Kinds: `t` tells how many files (as the mode)
+and bytes are to come; `d` directory, `l` symbolic link to the target, `h` hard link to the target, an
+earlier name; `f` file; `e` the end. A file's content follows in pieces with their length before them in
+four bytes; a length of 0 ends it, so it may turn out to be shorter than it was. A file of `LARGE` bytes or
+more waits for an answer, a line with a number: where to begin. A mode, time or size of -1 is one that
+nobody knows.
 
 An unfinished file is beside its place under another name, and is renamed when it is complete. A large one is
 kept when the stream breaks off, under a name that says what it is to be (size and time), and is gone on with.
@@ -272,7 +273,7 @@ class Unpacker:
         if not name:
             return self._base
         if self._first is not None:
-            first, slash, rest = name.partition(b"/")
+            _, slash, rest = name.partition(b"/")
             name = self._first + slash + rest
         return os.path.join(self._base, name)
 

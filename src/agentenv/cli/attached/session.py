@@ -54,6 +54,7 @@ class Session:
         self.agent = agent
         self.tag = tag
         self.pid = 0
+        self.key = False
         self._in_terminal = in_terminal
         self._terminal = terminal
         self._given = given
@@ -94,7 +95,9 @@ class Session:
         return self._left or Left()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a key, a `poke`, or so long; whether it was one of the first two. Keys are not sent."""
+        """Wait for a key, a `poke`, or so long; whether it was one of the first two. Keys are not sent; `key`
+        says whether there was one."""
+        self.key = False
         self._waiting = True
         try:
             return self._poked.wait(seconds)
@@ -166,10 +169,13 @@ class Session:
             hand.close()
 
     def _typed(self, data: bytes) -> bytes:
-        if self._waiting:
-            self._poked.set()
-            return b""
-        return data
+        if not self._waiting:
+            return data
+        if b"\x03" in data:
+            self.leave()
+        self.key = True
+        self._poked.set()
+        return b""
 
     def _signalled(self, number: int) -> None:
         """A signal came to this process."""

@@ -191,6 +191,11 @@ def locale_variables() -> dict[str, str]:
     return told
 
 
+def tell(message: str) -> None:
+    """Tell something to a person whose terminal is raw."""
+    write_all(2, f"\r\n[aenv: {message}]\r\n".encode())
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all, to a descriptor that may be non-blocking because another program shares it."""
     view = memoryview(data)

@@ -47,6 +47,14 @@ _BY_CODE: Mapping[str, type[AenvError]] = {
     "deadline_exceeded": OutcomeUnknown,
 }
 
+_BY_STATUS: Mapping[int, type[AenvError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    429: CapacityExceeded,
+    503: CapacityExceeded,
+}
+
 
 class LineBroken(GuestFault):
     """The connection to the agent broke, or there was none: its sandbox paused, ended, or is out of reach."""
@@ -109,11 +117,10 @@ class Agent:
         if lifetime_s is not None:
             headers["Connect-Timeout-Ms"] = str(max(1, int(lifetime_s * 1000)))
         payload = json.dumps(message).encode()
+        body = b"\0%b%b" % (len(payload).to_bytes(4, "big"), payload)
         connection = self.connection(SILENCE_S)
         try:
-            connection.request(
-                "POST", f"{self._path}/{method}", b"\0%b%b" % (_size(payload), payload), headers
-            )
+            connection.request("POST", f"{self._path}/{method}", body, headers)
             way = connection.sock
             response = connection.getresponse()
             if response.status != 200:
@@ -251,7 +258,3 @@ def _fault(code: str, message: str) -> AenvError:
     if code == "deadline_exceeded":
         return DeadlinePassed(message)
     return _BY_CODE.get(code, GuestFault)(message or code)
-
-
-def _size(payload: bytes) -> bytes:
-    return len(payload).to_bytes(4, "big")

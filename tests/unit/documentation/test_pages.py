@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -55,6 +56,15 @@ def anchors(page: Path) -> set[str]:
     """The names of a page's headings, as forges make them."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@cache
+def variables() -> set[str]:
+    """The variables that there are: of settings, and what else the program reads."""
+    others = (re.findall(r"AENV_[A-Z0-9_]+", file.read_text(errors="ignore")) for file in SOURCES)
+    return {f"AENV_{name.upper()}" for name in Settings.model_fields} | {
+        name for each in others for name in each
+    }
 
 
 @PAGES

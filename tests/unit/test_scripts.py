@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,42 @@ def test_scripts_parse(script: Path) -> None:
     done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert os.access(script, os.X_OK) == (script.suffix != ".sh")
+
+
+def test_scripts_are_sound() -> None:
+    """By shellcheck, which knows what a shell makes of quotes, patterns and failures."""
+    done = subprocess.run(
+        ["shellcheck", "--external-sources", *SCRIPTS, ROOT / ".ci/run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    unit = (ROOT / "packaging/agentenv.service").read_text()
+    aenv = str(Path(sys.executable).parent / "aenv")  # a program that is not there would be complained of
+    copy = tmp_path / "agentenv.service"
+    copy.write_text(unit.replace("/opt/agentenv/current/bin/aenv", aenv))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, check=False
+    )
+    told = [line for line in done.stderr.splitlines() if "agentenv" in line]
+    assert (done.returncode, told) == (0, [])
+
+
+def test_the_unit_has_no_view_of_the_filesystem_of_its_own() -> None:
+    """A sandbox's network namespace is a mount, and the next life of the node must find it."""
+    unit = (ROOT / "packaging/agentenv.service").read_text()
+    given = {line.partition("=")[0] for line in unit.splitlines() if line and line[0] not in "#["}
+    assert {"KillMode", "Delegate", "CapabilityBoundingSet"} <= given
+    apart = re.compile(
+        r"Protect(System|Home|Proc|Kernel\w+|ControlGroups|Hostname)|Private\w+|\w+Paths|Mount\w+|Root\w+"
+        r"|(Bind|Temporary)\w+|DynamicUser|\w+Directory"
+    )
+    assert [each for each in given if apart.fullmatch(each)] == []
 
 
 def test_the_readme_names_both_commands_on_its_first_screen() -> None:

@@ -55,9 +55,9 @@ def cp(places: tuple[str, ...], **asked: Any) -> None:
     """Copy files and directories between here and sandboxes, or from one sandbox to another.
 
     SANDBOX:PATH is in a sandbox, where paths count from its default directory; - is standard input or output.
-    Directories are copied with all below, and SOURCE/. is their content alone. Modes, times and links are
-    kept; the owner is who writes. What exists is replaced file by file, when the new one is complete. The same
-    command again goes on with large files that were broken off.
+    Directories are copied with all below, and SOURCE/. is their content alone. Modes, times and links
+    are kept; the owner is who writes. What exists is replaced file by file, when the new one is complete. The
+    same command again goes on with large files that were broken off.
 
     \b
     Examples:

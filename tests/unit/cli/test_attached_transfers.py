@@ -142,7 +142,7 @@ def test_what_is_there_is_replaced_when_the_new_one_is_whole(
     assert ((tmp_path / "old").read_text(), reader.read()) == ("new", "old")
     reader.close()
     (tmp_path / "dir").mkdir()
-    with pytest.raises(GuestFault, match="[Dd]irectory"):
+    with pytest.raises(GuestFault, match=r"[Dd]irectory"):
         transfer.upload(agent, [f"{tmp_path}/dir"], f"{tmp_path}/old")
 
 
@@ -242,7 +242,7 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a").symlink_to("../outside")
-    with pytest.raises(OSError, match="[Dd]irectory"):
+    with pytest.raises(OSError, match=r"[Dd]irectory"):
         unpack(record(b"d", b"a") + record(b"f", b"a/x") + bytes(4) + END, tmp_path / "in")
     assert os.listdir(tmp_path / "outside") == []
     (tmp_path / "in/file").symlink_to("../outside/target")

@@ -85,6 +85,12 @@ class Settings(BaseSettings):
     api_key: str | None = Field(
         default=None, description="The API key; unset, one is generated at first start and kept in a file."
     )
+    audit_file_mib: int = Field(
+        default=16, ge=1, description="MiB after which a new file of the audit log is begun."
+    )
+    audit_files: int = Field(
+        default=8, ge=1, description="Files of the audit log that are kept besides the newest."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
@@ -446,6 +452,11 @@ class Settings(BaseSettings):
     def api_key_file(self) -> Path:
         """The generated API key (mode 0600)."""
         return self.home / "api-key"
+
+    @property
+    def audit_file(self) -> Path:
+        """Who changed what: the newest file of the audit log (mode 0600)."""
+        return self.home / "audit.log"
 
     @property
     def log_file(self) -> Path:

@@ -21,7 +21,6 @@ import uvicorn
 import uvloop
 
 from agentenv import __version__, run_record
-from agentenv.api import key
 from agentenv.api.app import create_app
 from agentenv.building import assemble
 from agentenv.building.builder import Builder
@@ -30,6 +29,9 @@ from agentenv.errors import AenvError, Conflict, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
+from agentenv.identity import first
+from agentenv.identity.audit import Audit
+from agentenv.identity.keys import Keys
 from agentenv.image.cache import Images
 from agentenv.network.refusals import Refusals
 from agentenv.network.resolver import Resolver
@@ -142,6 +144,11 @@ class Node:
             log.warning("%s of the guest are not those of this program: run aenv setup", " and ".join(stale))
         database = Database(settings.database)
         parts.callback(database.close)
+        keys = Keys(database, first.load_or_create(settings))
+        audit = Audit(
+            settings.audit_file, file_bytes=settings.audit_file_mib << 20, files=settings.audit_files
+        )
+        parts.callback(audit.close)
         ledger = Ledger(database)
         reap_builds(ledger, database)
         hypervisor = await _hypervisor(settings, ledger)
@@ -167,6 +174,7 @@ class Node:
             snapshots=snapshots,
             upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
             images=images,
+            quota_of=keys.quota_of,
         )
         observation = Observation(service)
         parts.push_async_callback(observation.stop)
@@ -179,8 +187,7 @@ class Node:
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
         parts.push_async_callback(_cancelled, sweeping)
-        api_key = key.load_or_create(settings)
-        front = front_protocol(service, settings, api_key)
+        front = front_protocol(service, settings, partial(_may_forward, keys, service))
         service.on_generation_end(front.plane.abort)
         observation.metrics.plane = front.plane
         parts.callback(front.plane.close)
@@ -188,10 +195,11 @@ class Node:
             service,
             templates,
             settings,
-            api_key=api_key,
+            keys=keys,
             port=address[1],
             builder=builder,
             observation=observation,
+            audit=audit,
         )
         await self._begin_serving(parts, uvicorn_config(app, front), listener, tls)
         parts.callback(observation.events.close)  # before the server ends, which waits for them
@@ -241,6 +249,14 @@ class Node:
         await service.stop(keep=self._keep)
         if running and self._keep:
             log.info("%d sandboxes run on without the node; its next start adopts them", running)
+
+
+def _may_forward(keys: Keys, service: Sandboxes, secret: bytes, sandbox_id: str) -> bool | None:
+    """As proxy.plane.MayForward. An admin's key reaches the sandboxes of all projects."""
+    found = keys.find(secret)
+    if found is None:
+        return None
+    return found.is_admin or service.project_of(sandbox_id) == found.project
 
 
 class _Server(uvicorn.Server):

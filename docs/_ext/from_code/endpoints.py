@@ -19,12 +19,15 @@ class _Absent:
     def __getattr__(self, name: str) -> _Absent:
         return self
 
+    def __call__(self, *_: object) -> _Absent:
+        return self
+
 
 def document() -> dict[str, Any]:
     """The OpenAPI document of a node that has all its parts."""
     absent = cast("Any", _Absent())
     app = create_app(
-        absent, absent, Settings.model_construct(), api_key="", port=0, builder=absent, observation=absent
+        absent, absent, Settings.model_construct(), keys=absent, port=0, builder=absent, observation=absent
     )
     return app.openapi()
 

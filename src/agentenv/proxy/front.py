@@ -37,7 +37,7 @@ from agentenv.proxy.head import (
 )
 from agentenv.proxy.limits import TooManyConnections
 from agentenv.proxy.order import Order, Passage
-from agentenv.proxy.plane import DataPlane
+from agentenv.proxy.plane import DataPlane, MayForward
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
@@ -466,13 +466,15 @@ class Front(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def front_protocol(directory: Directory, settings: Settings, api_key: str = "") -> type[Front]:
+def front_protocol(
+    directory: Directory, settings: Settings, may_forward: MayForward | None = None
+) -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`, bound to a data plane of its own (`.plane`).
 
     Args:
         directory: the sandboxes.
         settings: the node's.
-        api_key: what forwarding a port takes; without one nobody may.
+        may_forward: who may have ports forwarded; without it nobody may.
     """
-    plane = DataPlane(directory, settings, api_key)
+    plane = DataPlane(directory, settings, may_forward)
     return type("BoundFront", (Front,), {"plane": plane})

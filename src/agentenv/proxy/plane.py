@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from agentenv.config import Settings
@@ -33,19 +34,25 @@ class Connection(Protocol):
         """End it if it has been idle, or in the midst of a head, for too long."""
 
 
+MayForward = Callable[[bytes, str], bool | None]
+"""Whether who has an API key may reach the ports of a sandbox; None where the key does not hold."""
+
+
 class DataPlane:
     """Everything that the fronts of one node share. For one event loop; not thread-safe.
 
     Args:
         directory: the sandboxes.
         settings: the node's; the domain and the limits are used.
-        api_key: what forwarding a port takes; without one nobody may.
+        may_forward: who may have ports forwarded; without it nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
+    def __init__(
+        self, directory: Directory, settings: Settings, may_forward: MayForward | None = None
+    ) -> None:
         self.directory = directory
         self.limits = Limits.of(settings)
-        self._api_key = api_key.encode()
+        self._may_forward = may_forward
         self.domain = settings.domain
         self.traffic = Traffic()
         self.pool = Pool()
@@ -150,8 +157,8 @@ class DataPlane:
                 return signer
             target = Target(signer.sandbox_id, AGENT_PORT, where.target, True)
             return self._crowded(signer.sandbox_id) or Passage(head, target, signer, True)
-        if where.raw and not self._has_key(head):
-            return answers.no_key()
+        if where.raw and (refused := self._forward_refusal(head, where.sandbox_id)) is not None:
+            return refused
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
@@ -187,8 +194,12 @@ class DataPlane:
             url.path, url.operation, url.username, url.signature, url.expiration
         )
 
-    def _has_key(self, head: RequestHead) -> bool:
-        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
+    def _forward_refusal(self, head: RequestHead, sandbox_id: str) -> Payload | None:
+        """Why a port is not forwarded; None when it is."""
+        may = None if self._may_forward is None else self._may_forward(head.value(b"x-api-key"), sandbox_id)
+        if may is None:
+            return answers.no_key()
+        return None if may else answers.not_running(sandbox_id, paused=False)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

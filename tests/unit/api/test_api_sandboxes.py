@@ -33,7 +33,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
 
 @pytest.fixture
 async def client(node: MemoryNode) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(node.service, node.templates, node.settings, api_key=KEY, port=8000)
+    app = create_app(node.service, node.templates, node.settings, keys=node.keys(KEY), port=8000)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"X-API-KEY": KEY}
     async with httpx.AsyncClient(

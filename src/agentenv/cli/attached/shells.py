@@ -45,12 +45,14 @@ class Shells:
             found = [(path.stat().st_mtime, path) for path in self._directory.iterdir()]
         except OSError:
             return []
-        for changed, path in found:
+        prefix = f"{sandbox_id}."
+        tags = []
+        for changed, path in sorted(found, reverse=True):
             if changed < time.time() - FORGOTTEN_S:
                 path.unlink(missing_ok=True)
-        newest_first = sorted(found, reverse=True)
-        prefix = f"{sandbox_id}."
-        return [path.name.removeprefix(prefix) for _, path in newest_first if path.name.startswith(prefix)]
+            elif path.name.startswith(prefix):
+                tags.append(path.name.removeprefix(prefix))
+        return tags
 
     def hold(self, sandbox_id: str, tag: str) -> Held | None:
         """Be the one that is attached to a shell; None if another is."""

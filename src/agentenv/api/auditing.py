@@ -40,9 +40,9 @@ class Auditing:
         caller = CALLER.get()
         made = None if answer is None else Headers(raw=answer["headers"]).get("x-agentenv-sandbox-id")
         self._audit.note(
-            key=caller.name,
-            key_id=caller.key_id,
-            project=caller.project,
+            key=caller.name if caller.key_id else None,  # an upload has a ticket instead
+            key_id=caller.key_id or None,
+            project=caller.project if caller.key_id else None,
             client=(scope.get("client") or ("",))[0],
             method=scope["method"],
             route=getattr(scope.get("route"), "path", UNMATCHED),

@@ -20,7 +20,7 @@ BODY_LIMIT_BYTES = 1024 * 1024
 # An admin's choice of another project than the key's own.
 PROJECT = b"x-agentenv-project"
 # Control-plane paths below which only admins come.
-ADMINS = ("/api-keys",)
+ADMINS = ("/api-keys", "/metrics/sandboxes")
 
 
 class KeyGate:

@@ -42,6 +42,10 @@ class Projects:
         """The project that is acted for."""
         return CALLER.get().project
 
+    @property
+    def _several(self) -> bool:
+        return len(self._keys.projects) > 1
+
     # Sandboxes
 
     async def guard(self, request: Request) -> None:
@@ -53,7 +57,7 @@ class Projects:
     def require_sandbox(self, sandbox_id: str) -> None:
         """Raise NotFound, as for one that there never was, where the sandbox is another project's."""
         owner = self._service.project_of(sandbox_id)
-        if owner is not None and owner != self.current:
+        if owner != self.current and (owner is not None or self._several):
             raise NotFound(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
 
     def has_sandbox(self, sandbox_id: str) -> bool:
@@ -116,8 +120,15 @@ class Projects:
             )
         return name
 
+    def wanted_name(self, name: str) -> str:
+        """A name, or an id, that a list of snapshots is asked for."""
+        if self.current == DEFAULT or "/" in name:
+            return name
+        found = self._service.snapshots.find(name)
+        return name if found is not None and found.project == self.current else f"{self.current}/{name}"
+
     def _found(self, reference: str, *, mine: bool) -> str:
-        if self._keys.projects == {DEFAULT}:
+        if not self._several:
             return reference
         for candidate in self._candidates(reference):
             template = self._templates.find_named(candidate)

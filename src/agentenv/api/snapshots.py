@@ -74,6 +74,7 @@ def _looking(router: APIRouter, service: Sandboxes, projects: Projects) -> None:
         nextToken: str | None = None,
     ) -> Response:
         """List snapshots, newest first. The header `x-next-token` is there when more follow."""
+        name = projects.wanted_name(name) if name else None
         query = requests.snapshot_query(sandbox_id=sandboxID, name=name, limit=limit, token=nextToken)
         page = service.snapshots.list(replace(query, project=projects.current))
         headers = {"x-next-token": page.next_token} if page.next_token else None

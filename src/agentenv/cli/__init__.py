@@ -22,6 +22,7 @@ COMMANDS = {
     "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
     "exec": ("agentenv.cli.exec", "Run a command in a sandbox."),
     "forward": ("agentenv.cli.forward", "Reach ports of a sandbox through ports here."),
+    "key": ("agentenv.cli.key", "Make, list, rotate and revoke API keys."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
     "pull": ("agentenv.cli.pull", "Fetch and convert an image, so that templates of it are made at once."),
     "serve": ("agentenv.cli.serve", "Run a node in the foreground."),

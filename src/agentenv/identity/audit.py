@@ -46,6 +46,7 @@ class Audit:
         self._queue: queue.Queue[Any] = queue.Queue(WAITING_MOST)
         self._listener = QueueListener(self._queue, self._handler)
         self._lost = 0
+        self._closed = False
         self._listener.start()
 
     def note(self, **entry: object) -> None:
@@ -64,6 +65,9 @@ class Audit:
             self._lost += 1
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write what is left and close the file. Repeatable."""
+        if self._closed:
+            return
+        self._closed = True
         self._listener.stop()
         self._handler.close()

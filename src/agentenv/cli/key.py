@@ -96,7 +96,7 @@ def rotate(key: str, output: str, url: str | None, api_key: str | None, home: Pa
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @node_options
 def revoke(keys: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
-    """Let each KEY (its id or name) hold no longer, from now on. What was made with it stays the project's."""
+    """Let each KEY (its id or name) hold no longer. What was made with it stays the project's."""
     node = _node(url, api_key, home)
     for key in keys:
         node.call("DELETE", f"/api-keys/{quote(key, safe='')}")

@@ -331,6 +331,12 @@ class Settings(BaseSettings):
     proxy_wake_s: float = Field(
         default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
     )
+    proxy_connections: int = Field(
+        default=0,
+        ge=0,
+        description="Connections that clients may have to the node in all; 0: a third of the files that it"
+        " may have open. Beyond that the one goes that has waited longest for a request.",
+    )
     proxy_per_client: int = Field(
         default=0, ge=0, description="Connections that one address may have to the node; 0: any number."
     )

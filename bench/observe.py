@@ -2,8 +2,8 @@
 
     python bench/observe.py [--rounds 100] [--sandboxes 200] [--running 10] [--json]
 
-Two nodes are started, one of which takes no samples and tells nobody anything; the other is scraped every
-second as well, with the figures of each sandbox, and its events are followed. Their commands are run in turns.
+Two nodes are started, one of which takes no samples and tells nobody anything; the other is also scraped
+every second, with the figures of each sandbox, and its events are followed. Their commands are run in turns.
 Then one gets `--sandboxes`, of which `--running` run and the others are paused: few hosts hold 200 that run.
 """
 
@@ -22,9 +22,7 @@ from stand import BenchNode, Client, node_on, scratch_home
 
 QUIET = {"pool_most": "0", "slots_least": "0", "slots_most": "0"}
 ROOMY = {
-    "disk_overcommit": "1000",
-    "memory_overcommit": "1000",
-    "vcpu_overcommit": "1000",
+    **dict.fromkeys(("disk_overcommit", "memory_overcommit", "vcpu_overcommit"), "1000"),
     "max_sandboxes": "300",
 }
 UNWATCHED = """
@@ -43,10 +41,16 @@ def created(client: Client) -> dict[str, Any]:
     return body
 
 
-def scrape(node: BenchNode) -> float:
-    """Seconds that the metrics take, those of each sandbox included."""
+def key_of(node: BenchNode) -> str:
+    """The node's API key."""
+    return (node.settings.home / "api-key").read_text().strip()
+
+
+def scrape(node: BenchNode, path: str = "/metrics") -> float:
+    """Seconds that the metrics take."""
+    asked = urllib.request.Request(f"{node.url}{path}", headers={"X-API-KEY": key_of(node)})
     begun = time.perf_counter()
-    with urllib.request.urlopen(f"{node.url}/metrics?sandboxes=true") as answer:
+    with urllib.request.urlopen(asked) as answer:
         answer.read()
     return time.perf_counter() - begun
 
@@ -54,9 +58,9 @@ def scrape(node: BenchNode) -> float:
 class Watching:
     """Scrapes a node every second, and follows its events, on threads."""
 
-    def __init__(self, node: BenchNode, key: str) -> None:
+    def __init__(self, node: BenchNode) -> None:
         self._over = threading.Event()
-        follow = urllib.request.Request(f"{node.url}/events", headers={"X-API-KEY": key})
+        follow = urllib.request.Request(f"{node.url}/events", headers={"X-API-KEY": key_of(node)})
         self._events = urllib.request.urlopen(follow)
         self._thread = threading.Thread(target=self._go_on, args=(node,))
         self._thread.start()
@@ -64,6 +68,7 @@ class Watching:
     def _go_on(self, node: BenchNode) -> None:
         while not self._over.wait(1):
             scrape(node)
+            scrape(node, "/metrics/sandboxes")
 
     def close(self) -> None:
         """Watch no more."""
@@ -81,7 +86,7 @@ def commands(stack: ExitStack, rounds: int) -> dict[str, Any]:
     )
     clients = {"watched": watched.client(), "unwatched": unwatched.client()}
     sandboxes = {name: created(client) for name, client in clients.items()}
-    watching = Watching(watched, (watched.settings.home / "api-key").read_text().strip())
+    watching = Watching(watched)
     try:
         taken = interleaved(
             {
@@ -99,21 +104,22 @@ def commands(stack: ExitStack, rounds: int) -> dict[str, Any]:
 
 def scrapes(stack: ExitStack, sandboxes: int, running: int, rounds: int) -> dict[str, Any]:
     """Scrapes of a node with many sandboxes, and commands in one of them with and without."""
-    node = stack.enter_context(
-        node_on(stack.enter_context(scratch_home(config.load().home)), **QUIET, **ROOMY)
-    )
+    home = stack.enter_context(scratch_home(config.load().home))
+    node = stack.enter_context(node_on(home, **QUIET, **ROOMY))
     client = node.client()
     made = [created(client) for _ in range(running)]
     for _ in range(sandboxes - running):
         client.call("POST", f"/sandboxes/{created(client)['sandboxID']}/pause")
     client.start_process(made[0], "true")
     alone = [client.start_process(made[0], "true")[0] for _ in range(rounds)]
-    taken, beside = [], []
+    taken, each, beside = [], [], []
     for _ in range(rounds):
         taken.append(scrape(node))
+        each.append(scrape(node, "/metrics/sandboxes"))
         beside.append(client.start_process(made[0], "true")[0])
     return {
         "scrape": summary(taken),
+        "scrape_of_each": summary(each),
         "command_alone": summary(alone),
         "command_after_scrape": summary(beside),
     }

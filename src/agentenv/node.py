@@ -35,6 +35,7 @@ from agentenv.network.refusals import Refusals
 from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
 from agentenv.network.upstreams import Upstreams
+from agentenv.notify import notify
 from agentenv.observe import logs
 from agentenv.observe.observation import Observation
 from agentenv.proxy.front import front_protocol
@@ -88,11 +89,13 @@ async def _serve(settings: Settings, ready_fd: int | None) -> None:
         gc.freeze()
         try:
             _tell(ready_fd, node.url)
+            notify("READY=1", f"STATUS=serving {node.url}")
             ended = asyncio.create_task(node.ended())
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
         finally:
+            notify("STOPPING=1")
             await node.stop()
 
 

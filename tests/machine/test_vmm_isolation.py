@@ -1,4 +1,4 @@
-"""What a machine's process can reach of its host, tried from where it is: docs/security.md."""
+"""What a machine's process can reach of its host, tried from where it is."""
 
 from __future__ import annotations
 

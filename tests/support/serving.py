@@ -1,56 +1,26 @@
-"""An application served over HTTP on a thread of its own, for clients that block."""
+"""A stand-in for an HTTP server, in a thread."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-
-import uvicorn
-from starlette.types import ASGIApp
-
-Making = Callable[[], AbstractAsyncContextManager[ASGIApp]]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def served(making: Making) -> Iterator[str]:
-    """The URL of the application that `making` gives; it is made, served and ended on that thread."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    ready, stop = threading.Event(), asyncio.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-    failures: list[BaseException] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        async with making() as app:
-            server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-            serving = asyncio.create_task(server.serve([listener]))
-            while not server.started:
-                await asyncio.sleep(0.01)  # uvicorn has no event for it
-            ready.set()
-            await stop.wait()
-            server.should_exit = True
-            await serving
-
-    def run() -> None:
+def serving(
+    handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Iterator[int]:
+    """Serve on a free port, which is given, for the time of the block."""
+    with ThreadingHTTPServer((address, 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
         try:
-            asyncio.run(serve())
-        except BaseException as error:  # told by the test's thread
-            failures.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=run, name="served")
-    thread.start()
-    try:
-        assert ready.wait(30)
-        if failures:
-            raise failures[0]
-        host, port = listener.getsockname()
-        yield f"http://{host}:{port}"
-    finally:
-        if loops and thread.is_alive():
-            loops[0].call_soon_threadsafe(stop.set)
-        thread.join(30)
-        listener.close()
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

@@ -17,6 +17,7 @@ from agentenv.api.models import (
     LimitsBody,
     ListedSandbox,
     NetworkUpdate,
+    OperationAnswer,
     PauseBody,
     RefreshBody,
     ResumeBody,
@@ -105,6 +106,11 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> No
     async def get(request: Request, sandbox_id: str) -> Response:
         """Look at one sandbox."""
         return answers.json(answers.detail(service.get(sandbox_id), domain_for(request)))
+
+    @router.get("/sandboxes/{sandbox_id}/operations", response_model=list[OperationAnswer])
+    async def operations(sandbox_id: str) -> Response:
+        """What the last operations on a sandbox spent their time on, oldest first, since the node started."""
+        return answers.json([answers.operation(each) for each in service.operations(sandbox_id)])
 
 
 def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:

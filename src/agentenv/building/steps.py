@@ -14,7 +14,7 @@ from agentenv.building.logs import Feed, Lines
 from agentenv.building.packing import pack
 from agentenv.building.plan import PATH, Context, Planned
 from agentenv.errors import AenvError, GuestFault, InvalidRequest
-from agentenv.guestimage.tools import MOUNT_POINT
+from agentenv.guestimage.mounted import MOUNT_POINT
 from agentenv.sandbox.guest import Command, CommandFailed, Output
 
 BUSYBOX = f"{MOUNT_POINT}/bin/busybox"

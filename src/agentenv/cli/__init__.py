@@ -11,17 +11,24 @@ import click
 from agentenv import __version__
 from agentenv.errors import AenvError, CapacityExceeded, GuestFault
 
-# Command -> (module, one line for the overview). A module is imported when its command runs, so
-# that `--help` and `--version` stay quick.
+# Command -> (module, or module:name where the name is not `command`; one line for the overview). A module is
+# imported when its command runs, so that `--help` and `--version` stay quick.
 COMMANDS = {
     "build": ("agentenv.cli.build", "Build a template from a Dockerfile."),
+    "connect": ("agentenv.cli.connect", "Open a shell in a sandbox, or go back to one that was left."),
+    "cp": ("agentenv.cli.copying:cp", "Copy files between here and sandboxes."),
     "doctor": ("agentenv.cli.doctor", "List what this host can do, what it lacks and how to get it."),
+    "download": ("agentenv.cli.copying:download", "Copy files out of a sandbox."),
     "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
+    "exec": ("agentenv.cli.exec", "Run a command in a sandbox."),
+    "forward": ("agentenv.cli.forward", "Reach ports of a sandbox through ports here."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
     "pull": ("agentenv.cli.pull", "Fetch and convert an image, so that templates of it are made at once."),
     "serve": ("agentenv.cli.serve", "Run a node in the foreground."),
     "setup": ("agentenv.cli.setup", "Prepare the data directory: guest kernel, initramfs, tools drive."),
+    "start": ("agentenv.cli.start", "Make a sandbox and open a shell in it."),
     "template": ("agentenv.cli.template", "Make, list and delete templates."),
+    "upload": ("agentenv.cli.copying:upload", "Copy files into a sandbox."),
 }
 
 
@@ -34,7 +41,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute or "command")
         assert isinstance(command, click.Command)
         return command
 
@@ -65,8 +73,15 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return cli.main(arguments, prog_name="aenv", standalone_mode=True)
     except AenvError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
+        failed = error
+    except ModuleNotFoundError as error:
+        from agentenv.cli.extras import lacking
+
+        if (lacks := lacking(error)) is None:
+            raise
+        failed = lacks
+    show_error(failed)
+    sys.exit(failed.exit_code)
 
 
 def show_error(error: AenvError) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from agentenv import config
 from agentenv.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -69,9 +68,10 @@ def node_address(url: str | None, api_key: str | None, home: Path | None) -> tup
     Raises:
         Conflict: no node runs here. Unauthorized: its key file is not readable.
     """
-    from agentenv.cli.env import variables
-
     if url is None or api_key is None:
+        from agentenv import config
+        from agentenv.cli.env import variables
+
         local = variables(config.load(home=home))
         url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
     return url, api_key

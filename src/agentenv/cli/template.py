@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import (
     credential_options,
     credentials,
@@ -26,6 +25,7 @@ from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
 if TYPE_CHECKING:
+    from agentenv.config import Settings
     from agentenv.records.database import Database
     from agentenv.snapshot.records import Init
     from agentenv.template.store import Template
@@ -77,6 +77,8 @@ def create(
       aenv template create alpine --from alpine:3.22
       docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
     """
+    from agentenv import config
+
     settings = config.load(home=home)
     require_root(settings)
     from agentenv.records.ledger import Ledger
@@ -111,6 +113,8 @@ def create(
 @click.option("--names", is_flag=True, help="Only the names, a line each.")
 def list_templates(home: Path | None, output: str, names: bool) -> None:
     """List the templates."""
+    from agentenv import config
+
     settings = config.load(home=home)
     templates: list[Template] = []
     if settings.database.exists():  # a directory nobody has used yet stays as it is
@@ -132,6 +136,8 @@ def list_templates(home: Path | None, output: str, names: bool) -> None:
 @home_option
 def delete(names: tuple[str, ...], home: Path | None) -> None:
     """Delete templates, by name or id. One that sandboxes use is refused."""
+    from agentenv import config
+
     settings = config.load(home=home)
     require_root(settings)
     from agentenv.template.store import Templates
@@ -172,7 +178,7 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
 
 
 @contextmanager
-def _database(settings: config.Settings) -> Iterator[Database]:
+def _database(settings: Settings) -> Iterator[Database]:
     from agentenv.records.database import Database
 
     database = Database(settings.database)

@@ -12,7 +12,7 @@ from pathlib import Path
 from agentenv.guestimage import cpio
 from agentenv.guestimage.kernel import Kernel
 from agentenv.guestimage.modules import Module, ModuleTree
-from agentenv.guestimage.tools import MOUNT_POINT
+from agentenv.guestimage.mounted import MOUNT_POINT
 from agentenv.network.slot import GATEWAY_ADDRESS, GUEST_ADDRESS, GUEST_PREFIX
 
 # Devices of a microvm machine, as modules in the order in which they load. ext4 is for kernels that

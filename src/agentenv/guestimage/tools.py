@@ -21,9 +21,9 @@ from pathlib import Path
 import agentenv
 from agentenv.errors import HostFault
 from agentenv.guestimage import libraries
+from agentenv.guestimage.mounted import MOUNT_POINT
 from agentenv.guestimage.stdlib import Library
 
-MOUNT_POINT = "/.agentenv"
 AGENT_PROGRAM = "agentenv/guest/__main__.pyc"
 
 

@@ -1,4 +1,4 @@
-"""How long the data plane waits, and how much it takes, as the settings say (docs/proxy.md)."""
+"""How long the data plane waits, and how much it takes, as the settings say (docs/reference/proxy.md)."""
 
 from __future__ import annotations
 

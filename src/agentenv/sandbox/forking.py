@@ -57,9 +57,7 @@ class Forking:
         wishes = _wishes(count, children)
         if (source_of := self._core.all.find(sandbox_id)) is not None:
             self._core.admission.check(need_of(source_of.record))  # for one at least, before anything is done
-        point, phases = await self._checkpointing.take(sandbox_id, Operation.FORK, "fork", durable=False)
-        hold = self._core.snapshots.keep(point)
-        try:
+        async with self._checkpointing.passing(sandbox_id, Operation.FORK) as (point, phases):
             parent = self._core.all.find(sandbox_id)
             if parent is None:  # killed meanwhile; what it was is there all the same
                 raise self._core.all.missing(sandbox_id)
@@ -72,9 +70,6 @@ class Forking:
             made = (each.sandbox.id for each in results if isinstance(each, Answer))
             self._core.tell(Change.FORKED, record, children=", ".join(made))
             return results
-        finally:
-            hold.release()
-            self._core.discard(point.id)
 
     async def batch(self, request: NewSandbox, count: int = 1, children: Sequence[Child] = ()) -> Results:
         """See Sandboxes.batch."""

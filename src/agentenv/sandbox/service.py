@@ -152,6 +152,17 @@ class Sandboxes:
         """What the last operations spent their time on, oldest first."""
         return self._core.recent
 
+    def operations(self, sandbox_id: str) -> list[Phases]:
+        """Those of one sandbox, which may have ended meanwhile.
+
+        Raises:
+            NotFound: nothing is known of such a sandbox.
+        """
+        found = [each for each in self._core.recent if each.sandbox_id == sandbox_id]
+        if not found:
+            self.get(sandbox_id)
+        return found
+
     # Life of the service
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import PurePath
 
 CLONE_FS = 0x00000200
 CLONE_FILES = 0x00000400
@@ -77,7 +77,7 @@ def empty() -> int:
         os.close(context)
 
 
-def tree_of(file: int | PurePosixPath, *attributes: int) -> int:
+def tree_of(file: int | PurePath, *attributes: int) -> int:
     """A descriptor of a mount of one file or directory, mounted nowhere yet, with attributes set.
 
     Args:
@@ -102,7 +102,7 @@ def restrict(tree: int, *attributes: int) -> None:
     _call("attributes of a mount", _MOUNT_SETATTR, tree, b"", flags, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
-def attach(tree: int, place: PurePosixPath) -> None:
+def attach(tree: int, place: PurePath) -> None:
     """Mount what `tree_of` or `empty` gave on an existing file or directory, and close it."""
     try:
         _call(f"a mount at {place}", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(place), _FROM_EMPTY_PATH)
@@ -110,7 +110,7 @@ def attach(tree: int, place: PurePosixPath) -> None:
         os.close(tree)
 
 
-def make_root(place: PurePosixPath) -> None:
+def make_root(place: PurePath) -> None:
     """Make a mount the root of the namespace and let go of all else that is mounted in it."""
     os.chdir(place)
     _call("a new root", _PIVOT_ROOT, b".", b".")  # the old one comes to lie above it (pivot_root(2))

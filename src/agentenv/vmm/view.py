@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 from typing import Literal
 
 from agentenv.errors import HostIncapable
@@ -21,8 +21,8 @@ from agentenv.vmm.mounts import NO_DEV, NO_EXEC, NO_SUID, READ_ONLY
 Given = Literal["memory", "kernel", "initramfs"]
 
 _GIVEN: tuple[Given, ...] = ("memory", "kernel", "initramfs")
-_PLACE = PurePosixPath("/machine")
-_SCAFFOLD = PurePosixPath("/tmp")  # where the tree is put together, in a namespace that nobody shares
+_PLACE = PurePath("/machine")
+_SCAFFOLD = PurePath("/tmp")  # where the tree is put together, in a namespace that nobody shares
 _CACHE = Path("/etc/ld.so.cache")
 _HOST_NAME = "machine"
 _ISOLATED = mounts.CLONE_NEWNS | mounts.CLONE_NEWIPC | mounts.CLONE_NEWUTS | mounts.CLONE_NEWPID
@@ -142,7 +142,7 @@ def _real(path: Path) -> Path:
     return path.parent.resolve() / path.name
 
 
-def _inside(path: PurePosixPath) -> Path:
+def _inside(path: PurePath) -> Path:
     return Path(_SCAFFOLD / path.relative_to("/"))
 
 

@@ -20,7 +20,7 @@ from agentenv.proxy.plane import DataPlane
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
 KEY = "e2b_0123456789abcdef"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "observability.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "observability.md"
 
 
 @dataclass

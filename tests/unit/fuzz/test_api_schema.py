@@ -31,7 +31,7 @@ from agentenv.api.app import create_app
 from agentenv.observe.observation import Observation
 from agentenv.sandbox.observing import Running
 from support.building_parts import Workplace
-from support.serving import served
+from support.app_on_thread import served
 
 KEY = "e2b_0123456789abcdef"
 EXAMPLES = int(os.environ.get("AENV_FUZZ_EXAMPLES", "0"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.guestimage import busybox, drive, tools
+from agentenv.guestimage.mounted import MOUNT_POINT
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def test_the_interpreter_uses_only_the_drive(tree: Path) -> None:
 def test_the_agent_starts_as_its_command_says(tree: Path) -> None:
     version = tools.interpreter().version
     program = tools.command(version)[-2]
-    assert program.startswith(f"{tools.MOUNT_POINT}/")
-    done = python(tree, str(tree / program.removeprefix(f"{tools.MOUNT_POINT}/")), "--no-such-option")
+    assert program.startswith(f"{MOUNT_POINT}/")
+    done = python(tree, str(tree / program.removeprefix(f"{MOUNT_POINT}/")), "--no-such-option")
     assert done.returncode == 1
     assert "usage" in done.stderr
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 
 from importlib import resources
 
-from agentenv.guestimage.tools import MOUNT_POINT
-
-_PYTHON = (
-    f"{MOUNT_POINT}/bin/agentenv",
-    "--argv0",
-    f"{MOUNT_POINT}/bin/python3",
-    "--library-path",
-    f"{MOUNT_POINT}/lib",
-    f"{MOUNT_POINT}/bin/python3",
-    *("-I", "-S", "-X", "utf8", "-c"),
-)
+from agentenv.guestimage.mounted import INTERPRETER
 
 
 def argv(name: str, *arguments: str) -> tuple[str, ...]:
     """The words that start a program in the guest."""
-    return (*_PYTHON, resources.files(__package__).joinpath(f"{name}.py").read_text(), *arguments)
+    return (*INTERPRETER, resources.files(__package__).joinpath(f"{name}.py").read_text(), *arguments)

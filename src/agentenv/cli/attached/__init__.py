@@ -1,0 +1,1 @@
+"""What is attached to a sandbox from a terminal: shells, commands, transfers of files, forwarded ports."""

@@ -1,0 +1,173 @@
+"""Ports of a sandbox, reached through ports here: each connection becomes one through the node."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from agentenv.errors import HostFault, InvalidRequest
+
+PIECE = 256 * 1024
+HEAD_LIMIT_S = 60.0
+
+_FORM = re.compile(r"(?:(?P<bind>\[[0-9A-Fa-f:]+\]|[^:\[\]]*):)??(?:(?P<local>\d+):)?(?P<remote>\d+)")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A port here, at an address, and one in the sandbox."""
+
+    bind: str
+    local: int
+    remote: int
+
+
+def parse_pair(text: str) -> Pair:
+    """`[[BIND:]LOCAL:]REMOTE`; the same port on both sides without LOCAL, and any free one for 0.
+
+    Raises:
+        InvalidRequest: it is not that.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(
+            f"{text!r} is not [BIND:]LOCAL:REMOTE", remedy="such as 8080:80, or 0.0.0.0:8080:80"
+        )
+    remote = int(match["remote"])
+    local = int(match["local"]) if match["local"] is not None else remote
+    if match["bind"] is not None and match["local"] is None:
+        raise InvalidRequest(
+            f"{text!r} is not [BIND:]LOCAL:REMOTE", remedy=f"{match['bind']}:{remote}:{remote}"
+        )
+    if not (0 <= local <= 0xFFFF and 0 < remote <= 0xFFFF):
+        raise InvalidRequest(f"{text!r}: ports are up to 65535")
+    return Pair((match["bind"] or "127.0.0.1").strip("[]"), local, remote)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a node connects to a sandbox's ports.
+
+    Args:
+        url: of the node.
+        sandbox_id: whose ports.
+        headers: that permit it.
+    """
+
+    url: str
+    sandbox_id: str
+    headers: Mapping[str, str]
+
+    async def open(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a port of the sandbox.
+
+        Raises:
+            HostFault: the node refused; says why. OSError: it is out of reach.
+        """
+        address = urlsplit(self.url)
+        tls = ssl.create_default_context() if address.scheme == "https" else None
+        reader, writer = await asyncio.open_connection(
+            address.hostname, address.port or (443 if tls else 80), ssl=tls, limit=PIECE
+        )
+        try:
+            target = f"{address.path.rstrip('/')}/sandboxes/{self.sandbox_id}/forward?port={port}"
+            fields = {"Host": address.netloc, "Connection": "Upgrade", "Upgrade": "tcp", **self.headers}
+            lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+            writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+            async with asyncio.timeout(HEAD_LIMIT_S):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            if head.split(" ", 2)[1] != "101":
+                raise HostFault(await _why(head, reader))
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+
+class Forwarding:
+    """Listens for all pairs and serves until it is cancelled.
+
+    Args:
+        way: to the sandbox.
+        say: takes a message about a connection that could not be made.
+    """
+
+    def __init__(self, way: Way, say: Callable[[str], None]) -> None:
+        self._way = way
+        self._say = say
+
+    async def run(self, pairs: list[Pair], ready: Callable[[Pair, str, int], None]) -> None:
+        """Serve for ever; `ready` is told the address and port of each pair.
+
+        Raises:
+            HostFault: a port here cannot be had.
+        """
+        servers: list[asyncio.Server] = []
+        try:
+            for pair in pairs:  # one by one: those before a failure are closed again
+                servers += [await self._listen(pair)]
+            for pair, server in zip(pairs, servers, strict=True):
+                host, port = server.sockets[0].getsockname()[:2]
+                ready(pair, host, port)
+            await asyncio.Event().wait()
+        finally:
+            for server in servers:
+                server.close()
+
+    async def _listen(self, pair: Pair) -> asyncio.Server:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(pair, reader, writer)
+
+        try:
+            return await asyncio.start_server(serve, pair.bind, pair.local, limit=PIECE)
+        except OSError as error:
+            raise HostFault(
+                f"cannot listen on {pair.bind} port {pair.local}: {error.strerror}",
+                remedy="name another port, or 0 for any free one",
+            ) from error
+
+    async def _serve(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until both directions are over; a break of either side breaks the other."""
+        try:
+            there, to_there = await self._way.open(pair.remote)
+        except (HostFault, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            self._say(f"port {pair.remote}: {getattr(error, 'message', None) or error or 'no answer'}")
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_pass_on(reader, to_there))
+                both.create_task(_pass_on(there, writer))
+            to_there.close()
+            writer.close()
+        except* OSError:
+            pass  # a reset, which is passed on
+        finally:
+            for each in (writer, to_there):
+                if not each.is_closing():
+                    each.transport.abort()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """All bytes of one direction, at the reader's pace, and its end."""
+    while data := await reader.read(PIECE):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+async def _why(head: str, reader: asyncio.StreamReader) -> str:
+    """What a refusal says."""
+    import json
+
+    match = re.search(r"(?im)^content-length:\s*(\d+)", head)
+    try:
+        body = await reader.readexactly(min(int(match[1]), 65536)) if match else b""
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError, asyncio.IncompleteReadError):
+        return head.split("\r\n", 1)[0]

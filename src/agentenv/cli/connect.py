@@ -1,0 +1,76 @@
+"""`aenv connect`: a shell in a sandbox, with this terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from agentenv.cli.attached.door import Door
+from agentenv.cli.attached.node import Node
+from agentenv.cli.attached.options import detach_option, process_options, variables
+from agentenv.cli.attached.processes import Ended
+from agentenv.cli.attached.session import Left
+from agentenv.cli.options import node_address, node_options
+
+
+@click.command("connect")
+@click.argument("sandbox")
+@click.option("--new", is_flag=True, help="A new shell, even if one was left here.")
+@click.option("--shell", "tag", metavar="TAG", help="That shell, wherever it was left.")
+@click.option("--list", "only_list", is_flag=True, help="List the shells that run, and attach to none.")
+@process_options
+@detach_option
+@node_options
+def command(
+    sandbox: str,
+    new: bool,
+    tag: str | None,
+    only_list: bool,
+    user: str | None,
+    cwd: str | None,
+    env: tuple[str, ...],
+    detach_keys: str,
+    url: str | None,
+    api_key: str | None,
+    home: Path | None,
+) -> None:
+    """Open a shell in SANDBOX, or go back to the one that was left there; a paused sandbox is resumed.
+
+    Ctrl-P Ctrl-Q leaves the shell, which goes on. While somebody is attached the sandbox's time does not run
+    out. When it is paused meanwhile, any key resumes it, and the shell goes on where it was.
+
+    \b
+    Examples:
+      aenv connect isx3k2v9
+      aenv connect --new --user root isx3k2v9
+      aenv connect --detach-keys ctrl-] isx3k2v9
+    """
+    from agentenv.cli.attached.shell import Wanted, attach, listed
+    from agentenv.cli.attached.terminal import parse_keys
+
+    door = Door(Node(*node_address(url, api_key, home)), sandbox)
+    if only_list:
+        for each, pid in listed(door).items():
+            click.echo(f"{each}  {pid}")
+        return
+    keys = parse_keys(detach_keys)
+    outcome = attach(door, Wanted(user, cwd, variables(env), keys, new, tag))
+    tell_after(door, outcome)
+    sys.exit(status_of(outcome))
+
+
+def tell_after(door: Door, outcome: Ended | Left) -> None:
+    """What goes on, and how to come back; for people alone."""
+    if not sys.stderr.isatty():
+        return
+    what = "the shell was left and goes on" if isinstance(outcome, Left) else "the shell has ended"
+    click.echo(f"[aenv: {what}; back to sandbox {door.id}: aenv connect {door.id}]", err=True)
+
+
+def status_of(outcome: Ended | Left) -> int:
+    """The status that the command ends with."""
+    if isinstance(outcome, Left):
+        return 128 + outcome.by if outcome.by else 0
+    return outcome.code

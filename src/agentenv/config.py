@@ -96,7 +96,9 @@ class Settings(BaseSettings):
         default="auto",
         description="KVM or software emulation; auto takes KVM where a real boot with it succeeded.",
     )
-    qemu: str = Field(default="qemu-system-x86_64", description="QEMU program, a name on the path or a path.")
+    qemu: str = Field(
+        default="qemu-system-x86_64", description="QEMU program, no script: a name on the path, or a path."
+    )
     kernel: Path | None = Field(
         default=None,
         description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's.",

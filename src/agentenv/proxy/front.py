@@ -296,7 +296,7 @@ class Front(asyncio.Protocol):
         body, exchange = self._body, self._exchange
         if body is None or exchange is None:
             return data
-        if exchange is self._api:
+        if self._exchange is self._api:
             self._since = self._loop.time()
         try:
             taken = body.feed(data)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-import audit
 from agentenv.config import Settings
 from agentenv.vmm import bounds
 from agentenv.vmm.qemu.hypervisor import Qemu
@@ -25,20 +23,6 @@ from support.small_guest import UID, small_spec
 pytestmark = pytest.mark.machine
 
 KINDS = ("mnt", "pid", "net", "ipc", "uts")
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Iterator[Settings]:
-    made = Settings(home=tmp_path / "home", runtime=Path(f"/run/aenv-t-apart-{os.getpid()}"))
-    yield made
-    small_guest.close_databases()
-    asyncio.run(small_guest.reap(made))
-    shutil.rmtree(made.runtime_dir, ignore_errors=True)
-
-
-@pytest.fixture
-def audit_scope(settings: Settings) -> audit.Scope:
-    return audit.Scope.of(settings)
 
 
 @pytest.fixture

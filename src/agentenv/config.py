@@ -102,7 +102,9 @@ class Settings(BaseSettings):
         default="auto",
         description="KVM or software emulation; auto takes KVM where a real boot with it succeeded.",
     )
-    qemu: str = Field(default="qemu-system-x86_64", description="QEMU program, a name on the path or a path.")
+    qemu: str = Field(
+        default="qemu-system-x86_64", description="QEMU program, no script: a name on the path, or a path."
+    )
     kernel: Path | None = Field(
         default=None,
         description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's.",
@@ -336,6 +338,12 @@ class Settings(BaseSettings):
     )
     proxy_wake_s: float = Field(
         default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
+    )
+    proxy_connections: int = Field(
+        default=0,
+        ge=0,
+        description="Connections that clients may have to the node in all; 0: a third of the files that it"
+        " may have open. Beyond that the one goes that has waited longest for a request.",
     )
     proxy_per_client: int = Field(
         default=0, ge=0, description="Connections that one address may have to the node; 0: any number."

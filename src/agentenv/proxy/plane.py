@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import hmac
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from agentenv.config import Settings
+from agentenv.errors import AenvError
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Guard, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
-from agentenv.proxy.limits import Limits
+from agentenv.proxy.limits import Limits, TooManyConnections
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal, signed
@@ -21,6 +23,7 @@ from agentenv.proxy.traffic import Traffic
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
+_ROOM_SHARE = 64
 
 K = TypeVar("K")
 
@@ -30,8 +33,15 @@ class Connection(Protocol):
 
     address: bytes
 
+    @property
+    def waits_since(self) -> float | None:
+        """When it began to wait for a request or the rest of a head; None while there is one under way."""
+
     def sweep(self, now: float) -> None:
         """End it if it has been idle, or in the midst of a head, for too long."""
+
+    def drop(self) -> None:
+        """End it, since others need its place."""
 
 
 MayForward = Callable[[bytes, str], bool | None]
@@ -112,15 +122,30 @@ class DataPlane:
 
     # For fronts.
 
-    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
-        """A client has connected; false if it has too many connections now."""
+    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> AenvError | None:
+        """A client has connected; returns why it may not."""
         self._connections.add(connection)
         self.traffic.connections += 1
         self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
         most = self.limits.per_client
-        return most == 0 or self._by_address[connection.address] <= most
+        if 0 < most < self._by_address[connection.address]:
+            return TooManyConnections("this address has as many connections as it may have")
+        if len(self._connections) > self.limits.connections and not self._make_room(connection):
+            return TooManyConnections("the node has as many connections as it may have", retry_after=5)
+        return None
+
+    def _make_room(self, newest: Connection) -> bool:
+        """End those that wait longest, some at a time, since finding them takes a look at all."""
+        waiting = [
+            (since, id(each), each)
+            for each in self._connections
+            if each is not newest and (since := each.waits_since) is not None
+        ]
+        for _, _, each in heapq.nsmallest(max(1, self.limits.connections // _ROOM_SHARE), waiting):
+            each.drop()
+        return bool(waiting)
 
     def disconnected(self, connection: Connection) -> None:
         """A client's connection is gone, or no longer the front's."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from agentenv.errors import HostIncapable
 from agentenv.vmm import bounds
 from agentenv.vmm.view import View
 
 _LIMIT_S = 20.0
+_ELF = b"\x7fELF"
 
 
 def view_of(program: str) -> View:
@@ -17,7 +19,17 @@ def view_of(program: str) -> View:
     Raises:
         HostIncapable: the program does not run, or there can be no such view here.
     """
+    if not _is_binary(program):
+        raise HostIncapable(
+            f"{program} is no program of its own: what a script runs cannot be known, and shown to machines",
+            remedy="set AENV_QEMU to QEMU's own program",
+        )
     return View((program, *bounds.programs()), _firmware(program))
+
+
+def _is_binary(program: str) -> bool:
+    with Path(program).open("rb") as file:
+        return file.read(len(_ELF)) == _ELF
 
 
 def _firmware(program: str) -> list[str]:

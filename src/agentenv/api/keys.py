@@ -54,7 +54,7 @@ class KeyAnswer(Given):
     project: str
     scopes: list[str]
     mask: Mask
-    createdAt: str | None
+    createdAt: str | None = None
     quota: QuotaBody | None = None
     rateLimit: RateBody | None = None
 

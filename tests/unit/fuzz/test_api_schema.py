@@ -56,7 +56,7 @@ async def app_in(home: Path) -> AsyncIterator[ASGIApp]:
         node.service,
         node.templates,
         node.settings,
-        api_key=KEY,
+        keys=node.keys(KEY),
         port=8000,
         builder=place.builder,
         observation=observation,

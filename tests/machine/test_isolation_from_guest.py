@@ -1,4 +1,4 @@
-"""What the root of a guest reaches and sees: probes of one sandbox, each a promise of docs/explanation/security.md."""
+"""What the root of a guest reaches and sees, probed: promises of docs/explanation/security.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine's process can reach of its host, tried from where it is."""
+"""What a machine's process can reach of its host, tried from where it is: docs/explanation/security.md."""
 
 from __future__ import annotations
 

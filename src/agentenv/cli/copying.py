@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 from agentenv.errors import Conflict, InvalidRequest, NotFound
 
 ATTEMPTS = 3  # of a transfer whose connection breaks although the sandbox runs on

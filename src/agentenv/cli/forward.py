@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 
 
 @click.command("forward")

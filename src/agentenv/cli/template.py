@@ -12,23 +12,30 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agentenv.cli.naming import template_of
 from agentenv.cli.options import (
     credential_options,
     credentials,
     home_option,
     init_option,
     node_address,
+    node_option,
     node_options,
     output_option,
 )
+from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
+from agentenv.cli.server import Node
+from agentenv.errors import AenvError, NotFound
 
 if TYPE_CHECKING:
     from agentenv.config import Settings
     from agentenv.records.database import Database
     from agentenv.snapshot.records import Init
     from agentenv.template.store import Template
+
+WATCH_EVERY_S = 0.5
 
 
 @click.group("template")
@@ -175,6 +182,71 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
     url, api_key = node_address(url, api_key, home)
     written = fetch(url, api_key, name, file or file_of(name))
     click.echo(f"{name} {written >> 20} MiB", err=True)
+
+
+@command.command("show")
+@click.argument("name")
+@form_option
+@node_option
+def show_(node: Node, name: str, form: str | None) -> None:
+    """Show the template NAME with its builds."""
+    found = node.call("GET", f"/templates/{template_of(node, name)}")
+    show_one(found, form_of(form), key="templateID")
+
+
+@command.command("tag")
+@click.argument("target", metavar="NAME[:TAG]")
+@click.argument("tags", nargs=-1, required=True, metavar="NEW...")
+@click.option("--remove", is_flag=True, help="Take these tags away from NAME instead.")
+@node_option
+def tag(node: Node, target: str, tags: tuple[str, ...], remove: bool) -> None:
+    """Have the tags NEW point to the build that NAME[:TAG] means now.
+
+    \b
+    Examples:
+      aenv template tag app stable v3
+      aenv template tag app v2 --remove
+    """
+    if remove:
+        node.call("DELETE", "/templates/tags", {"name": target, "tags": list(tags)})
+    else:
+        click.echo(node.call("POST", "/templates/tags", {"target": target, "tags": list(tags)})["buildID"])
+
+
+@command.command("publish")
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Let its own project use it alone again.")
+@node_option
+def publish(node: Node, name: str, undo: bool) -> None:
+    """Let all projects of the node use the template NAME."""
+    found = node.call("PATCH", f"/v2/templates/{template_of(node, name)}", {"public": not undo})
+    click.echo(" ".join(found["names"]))
+
+
+@command.command("watch")
+@click.argument("name")
+@node_option
+def watch(node: Node, name: str) -> None:
+    """Follow the newest build of the template NAME until it ends; ends with 1 if it fails."""
+    import time
+
+    found = node.call("GET", f"/templates/{template_of(node, name)}")
+    if not found["builds"]:
+        raise NotFound(f"the template {name} has no build")
+    path = f"/templates/{found['templateID']}/builds/{found['builds'][0]['buildID']}/status"
+    offset = 0
+    while True:
+        status = node.call("GET", f"{path}?logsOffset={offset}")
+        for entry in status["logEntries"]:
+            click.echo(f"[{entry['level']}] {entry['message']}")
+        offset += len(status["logEntries"])
+        if status["status"] not in ("waiting", "building"):
+            break
+        time.sleep(WATCH_EVERY_S)  # the API of builds has no stream
+    click.echo(status["status"], err=True)
+    if status["status"] != "ready":
+        reason = status.get("reason") or {}
+        raise AenvError(reason.get("message") or f"the build ended as {status['status']}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentenv.cli.api import Unreachable, send
+from agentenv.cli.api import Answer, Unreachable, send
 
 CALL_LIMIT_S = 60.0
 
@@ -21,15 +21,27 @@ class Node:
 
     def call(self, method: str, path: str, body: Any = None, *, limit_s: float = CALL_LIMIT_S) -> Any:
         """What it answers; the error that its refusal is."""
+        return self.ask(method, path, body, limit_s=limit_s).json()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        limit_s: float = CALL_LIMIT_S,
+        refused: tuple[int, ...] = (),
+    ) -> Answer:
+        """The answer with its headers; that it is of one of the statuses `refused` is no error."""
         headers = dict(self.headers)
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = json.dumps(body).encode()
         answer = send(method, self.url + path, headers=headers, body=content, limit_s=limit_s)
-        if answer.status >= 400:
+        if answer.status >= 400 and answer.status not in refused:
             raise answer.fault(f"{method} {path}")
-        return answer.json()
+        return answer
 
     def open(self, path: str, *, limit_s: float) -> http.client.HTTPResponse:
         """An answer that is to be read as it comes, to be closed by the caller."""

@@ -14,6 +14,7 @@ from agentenv.errors import (
     AenvError,
     CapacityExceeded,
     Conflict,
+    Expired,
     Forbidden,
     HostFault,
     InvalidRequest,
@@ -33,8 +34,8 @@ class Unreachable(HostFault):
     exit_code = 8
 
 
-class TookTooLong(HostFault):
-    """What was asked is not done in the time that it may take."""
+class TookTooLong(Unreachable):
+    """What was asked is not answered in the time that it may take."""
 
     exit_code = 9
 
@@ -45,6 +46,7 @@ _BY_STATUS: Mapping[int, type[AenvError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    410: Expired,
     422: InvalidRequest,
     429: CapacityExceeded,
     501: NotImplementedYet,
@@ -130,7 +132,7 @@ def send(
         limit_s: seconds that each step may take.
 
     Raises:
-        Unreachable: nothing answers there.
+        Unreachable: nothing answers there. TookTooLong: it was asked, and does not answer.
     """
     with _asked(method, url, headers or {}, body, limit_s) as response:
         return _answer(response, response.read())
@@ -149,11 +151,22 @@ def _asked(
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s, blocksize=BLOCK)
     path = address.path + (f"?{address.query}" if address.query else "")
+    origin = f"{address.scheme}://{address.netloc}"
+    there = False
     try:
+        connection.connect()
+        there = True
         connection.request(method, path or "/", body=body, headers=dict(headers))
         yield connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
-        origin = f"{address.scheme}://{address.netloc}"
-        raise Unreachable(f"the node at {origin} does not answer: {error or type(error).__name__}") from error
+        if there and isinstance(error, TimeoutError):
+            raise TookTooLong(
+                f"{method} {address.path}: the node at {origin} said nothing for {limit_s:.0f} s",
+                remedy="what was asked may still be done: look, before it is asked again",
+            ) from error
+        raise Unreachable(
+            f"the node at {origin} does not answer: {error or type(error).__name__}",
+            remedy="see that it runs (aenv node status) and that the URL is right",
+        ) from error
     finally:
         connection.close()

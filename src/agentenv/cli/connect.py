@@ -11,8 +11,9 @@ from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, process_options, variables
 from agentenv.cli.attached.processes import Ended
 from agentenv.cli.attached.session import Left
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 

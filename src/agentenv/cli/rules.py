@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO, Any
 
 import click
 
+from agentenv.cli.attached.creation import add_rules, document
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.server import Node
-from agentenv.errors import InvalidRequest
 
 Rate = click.IntRange(min=0)
 
@@ -35,8 +34,8 @@ def show_network(node: Node, sandbox: str, form: str | None) -> None:
 @network.command("set")
 @click.argument("sandbox")
 @click.option("--internet/--no-internet", default=None, help="Whether it reaches what no rule names.")
-@click.option("--allow", multiple=True, metavar="WHERE", help="An address, range or name that it reaches.")
-@click.option("--deny", multiple=True, metavar="WHERE", help="An address or range that it does not reach.")
+@click.option("--allow", multiple=True, metavar="WHERE", help="It reaches that alone: address, range, name.")
+@click.option("--deny", multiple=True, metavar="WHERE", help="It does not reach this: address or range.")
 @click.option("--dns", multiple=True, metavar="ADDRESS", help="A name server that is asked for it.")
 @click.option("--file", type=click.File("r"), metavar="FILE", help="All of it as JSON, with the API's names.")
 @node_option
@@ -53,19 +52,19 @@ def set_network(
 
     \b
     Examples:
-      aenv network set isx3k2v9 --no-internet --allow pypi.org --allow files.pythonhosted.org
+      aenv network set isx3k2v9 --allow pypi.org --allow files.pythonhosted.org
       aenv network set isx3k2v9 --internet
     """
     body: dict[str, Any] = {}
     if internet is not None:
         body["allow_internet_access"] = internet
-    for name, values in (("allowOut", allow), ("denyOut", deny), ("dnsServers", dns)):
-        if values:
-            body[name] = list(values)
+    add_rules(body, allow, deny)
+    if dns:
+        body["dnsServers"] = list(dns)
     if file is not None:
         if body:
             raise click.UsageError("--file says all of it: give no other option beside it")
-        body = _document(file)
+        body = document(file, "--file")
     elif not body:
         raise click.UsageError("say what it may reach: --internet lifts all rules")
     found = sandbox_of(node, sandbox)
@@ -106,13 +105,3 @@ def set_limits(
     found = sandbox_of(node, sandbox)
     node.call("PUT", f"/sandboxes/{found}/limits", body)
     click.echo(found)
-
-
-def _document(file: IO[str]) -> dict[str, Any]:
-    try:
-        found = json.load(file)
-    except ValueError as error:
-        raise InvalidRequest(f"{file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{file.name} is not an object")
-    return found

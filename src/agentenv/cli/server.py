@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from agentenv.cli.api import Answer, Unreachable, send
 
@@ -42,6 +43,16 @@ class Node:
         if answer.status >= 400 and answer.status not in refused:
             raise answer.fault(f"{method} {path}")
         return answer
+
+    def pages(self, path: str, query: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
+        """What a list has, page by page as it is read; parts of the query that are None are not asked."""
+        given = {name: value for name, value in query.items() if value}
+        token: str | None = ""
+        while token is not None:
+            words = urlencode({**given, "nextToken": token} if token else given)
+            answer = self.ask("GET", f"{path}?{words}")
+            yield from answer.json()
+            token = answer.headers.get("x-next-token") or None
 
     def open(self, path: str, *, limit_s: float) -> http.client.HTTPResponse:
         """An answer that is to be read as it comes, to be closed by the caller."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 
@@ -56,18 +55,8 @@ def create(node: Node, sandbox: str, name: str | None, disk_only: bool, form: st
 @node_option
 def list_(node: Node, sandbox: str | None, name: str | None, form: str | None) -> None:
     """List snapshots, the newest first."""
-    query = [
-        *([f"sandboxID={sandbox_of(node, sandbox)}"] if sandbox else []),
-        *([f"name={quote(name, safe='')}"] if name else []),
-    ]
-    rows: list[Row] = []
-    token: str | None = ""
-    while token is not None:
-        words = "&".join([*query, *([f"nextToken={token}"] if token else [])])
-        answer = node.ask("GET", f"/snapshots?{words}")
-        rows += answer.json()
-        token = answer.headers.get("x-next-token") or None
-    show(rows, COLUMNS, form_of(form), key="snapshotID")
+    query = {"sandboxID": sandbox_of(node, sandbox) if sandbox else None, "name": name}
+    show(list(node.pages("/snapshots", query)), COLUMNS, form_of(form), key="snapshotID")
 
 
 @command.command("show")

@@ -10,7 +10,8 @@ import click
 
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, pairs, process_options, variables
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.meant import node_address
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 

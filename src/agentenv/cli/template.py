@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import template_of
 from agentenv.cli.options import (
     credential_options,
     credentials,
     home_option,
     init_option,
-    node_address,
     node_option,
     node_options,
     output_option,

@@ -134,6 +134,10 @@ def events(
             return
 
 
+def _phase(phase: Row) -> str:
+    return f"{phase['name']}={phase['seconds'] * 1000:.1f}"
+
+
 @click.command("operations")
 @click.argument("sandbox")
 @form_option
@@ -144,9 +148,6 @@ def operations(node: Node, sandbox: str, form: str | None) -> None:
     columns: tuple[Column, ...] = (
         ("operation", lambda row: row["operation"]),
         ("ms", lambda row: f"{row['seconds'] * 1000:.1f}"),
-        (
-            "phases",
-            lambda row: " ".join(f"{each['name']}={each['seconds'] * 1000:.1f}" for each in row["phases"]),
-        ),
+        ("phases", lambda row: " ".join(map(_phase, row["phases"]))),
     )
     show(found, columns, form_of(form), key="operation")

@@ -88,7 +88,7 @@ def selected(node: Node, state: str | None, metadata: tuple[str, ...], template:
     for each in metadata:
         if "=" not in each:
             raise InvalidRequest(f"--metadata {each}: it is KEY=VALUE")
-    wanted = urlencode([tuple(each.split("=", 1)) for each in metadata])
+    wanted = urlencode([(name, value) for name, _, value in (each.partition("=") for each in metadata)])
     return list(sandboxes(node, state=state, metadata=wanted, template=template))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ def command() -> None:
 @form_option
 @home_option
 def show_(only_set: bool, form: str | None, home: Path | None) -> None:
-    """Show every setting, its value, and where that comes from: a variable, the file aenv.toml, or the default."""
+    """Show every setting, its value, and where that comes from: a variable, aenv.toml, or the default."""
     import tomllib
 
     from agentenv import config
@@ -49,7 +50,5 @@ def show_(only_set: bool, form: str | None, home: Path | None) -> None:
         rows.append({"name": name, "value": shown, "from": origin})
     if only_set:
         rows = [row for row in rows if row["from"] != "default"]
-    columns: tuple[Column, ...] = tuple(
-        (name, lambda row, name=name: row[name]) for name in ("name", "value", "from")
-    )
+    columns: tuple[Column, ...] = tuple((name, itemgetter(name)) for name in ("name", "value", "from"))
     show(rows, columns, form_of(form), key="name")

@@ -15,6 +15,7 @@ from agentenv.cli import profiles
 from agentenv.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from agentenv.cli.server import Node
     from agentenv.image.credentials import Credentials
 
 PASSWORD_VARIABLE = "AENV_REGISTRY_PASSWORD"
@@ -111,6 +112,18 @@ def node_address(url: str | None, api_key: str | None, home: Path | None) -> tup
         local = variables(config.load(home=home))
         url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
     return url, api_key
+
+
+def remote(url: str | None, api_key: str | None, home: Path | None) -> Node | None:
+    """The server elsewhere that is meant; None where no option, variable or profile names one, and it is the
+    data directory here that is meant, whether its node runs or not."""
+    from agentenv.cli.server import Node
+
+    context = click.get_current_context()
+    named = url is not None or context.meta.get(profiles.VARIABLE) is not None
+    if not named and (home is not None or profiles.load().used is None):
+        return None
+    return Node(*node_address(url, api_key, home))
 
 
 def credentials(username: str | None, password_stdin: bool) -> Credentials | None:

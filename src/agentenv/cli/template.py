@@ -22,8 +22,9 @@ from agentenv.cli.options import (
     node_option,
     node_options,
     output_option,
+    remote,
 )
-from agentenv.cli.output import form_of, form_option, show_one
+from agentenv.cli.output import Column, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 from agentenv.cli.server import Node
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     from agentenv.template.store import Template
 
 WATCH_EVERY_S = 0.5
+COLUMNS: tuple[Column, ...] = (
+    ("name", lambda row: row["names"][0]),
+    ("id", lambda row: row["templateID"]),
+    ("status", lambda row: row["buildStatus"]),
+    ("cpus", lambda row: row["cpuCount"]),
+    ("mib", lambda row: row["memoryMB"]),
+    ("disk", lambda row: row["diskSizeMB"]),
+    ("published", lambda row: "yes" if row["public"] else "no"),
+)
 
 
 @click.group("template")
@@ -115,11 +125,19 @@ def create(
 
 
 @command.command("list")
-@home_option
+@node_options
 @output_option
 @click.option("--names", is_flag=True, help="Only the names, a line each.")
-def list_templates(home: Path | None, output: str, names: bool) -> None:
-    """List the templates."""
+def list_templates(url: str | None, api_key: str | None, home: Path | None, output: str, names: bool) -> None:
+    """List the templates of a node, running or not, or of a server elsewhere."""
+    if (node := remote(url, api_key, home)) is not None:
+        found = node.call("GET", "/templates")
+        if names:
+            for each in found:
+                click.echo(each["names"][0])
+        else:
+            show(found, COLUMNS, "json" if output == "json" else "table", key="templateID")
+        return
     from agentenv import config
 
     settings = config.load(home=home)
@@ -140,9 +158,14 @@ def list_templates(home: Path | None, output: str, names: bool) -> None:
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@home_option
-def delete(names: tuple[str, ...], home: Path | None) -> None:
+@node_options
+def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
     """Delete templates, by name or id. One that sandboxes use is refused."""
+    if (node := remote(url, api_key, home)) is not None:
+        for name in [template_of(node, each) for each in names]:
+            node.call("DELETE", f"/templates/{name}")
+            click.echo(f"deleted {name}")
+        return
     from agentenv import config
 
     settings = config.load(home=home)

@@ -7,6 +7,7 @@ import sys
 import click
 
 from agentenv.cli import profiles
+from agentenv.cli.completing import PROFILE
 from agentenv.cli.output import Column, form_of, form_option, show
 from agentenv.cli.profiles import Profile
 from agentenv.errors import InvalidRequest
@@ -67,14 +68,14 @@ def list_(form: str | None) -> None:
 
 
 @command.command("use")
-@click.argument("name")
+@click.argument("name", type=PROFILE)
 def use(name: str) -> None:
     """Use the server NAME from now on."""
     profiles.save(profiles.load().using(name))
 
 
 @command.command("logout")
-@click.argument("name")
+@click.argument("name", type=PROFILE)
 def logout(name: str) -> None:
     """Forget the server NAME and its key."""
     profiles.save(profiles.load().without(name))

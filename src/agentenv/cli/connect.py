@@ -11,6 +11,7 @@ from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, process_options, variables
 from agentenv.cli.attached.processes import Ended
 from agentenv.cli.attached.session import Left
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_options
@@ -18,7 +19,7 @@ from agentenv.cli.server import Node
 
 
 @click.command("connect")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--new", is_flag=True, help="A new shell, even if one was left here.")
 @click.option("--shell", "tag", metavar="TAG", help="That shell, wherever it was left.")
 @click.option("--list", "only_list", is_flag=True, help="List the shells that run, and attach to none.")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_options
@@ -75,7 +76,7 @@ def cp(places: tuple[str, ...], **asked: Any) -> None:
 
 
 @click.command("upload")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE... [DESTINATION]")
 @copy_options
 def upload(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:
@@ -93,7 +94,7 @@ def upload(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:
 
 
 @click.command("download")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE... [DESTINATION]")
 @copy_options
 def download(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:

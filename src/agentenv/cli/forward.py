@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_options
@@ -16,7 +17,7 @@ from agentenv.cli.server import Node
 
 
 @click.command("forward")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("ports", nargs=-1, required=True, metavar="[[BIND:]LOCAL:]REMOTE...")
 @click.option(
     "--traffic-token", envvar="AENV_TRAFFIC_TOKEN", help="Of a private sandbox (AENV_TRAFFIC_TOKEN)."

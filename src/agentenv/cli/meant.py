@@ -16,6 +16,7 @@ from agentenv.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
     from agentenv.cli.profiles import Profile
+    from agentenv.cli.server import Node
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -36,23 +37,40 @@ def node_address(url: str | None, api_key: str | None, home: Path | None) -> tup
         NotFound: there is no such profile. Conflict: no node runs here. Unauthorized: no key of that server
             is known, or its file is not readable.
     """
+    found = _elsewhere(url, api_key, home)
+    if found is not None:
+        return found
+    return _local(home, _typed_key(api_key) if _typed("home") else api_key)
+
+
+def remote(url: str | None, api_key: str | None, home: Path | None) -> Node | None:
+    """The server that an option, a variable or a profile names; None where none does, and it is the data
+    directory here that is meant, whether its node runs or not."""
+    from agentenv.cli.server import Node
+
+    found = _elsewhere(url, api_key, home)
+    return Node(*found) if found is not None else None
+
+
+def _elsewhere(url: str | None, api_key: str | None, home: Path | None) -> tuple[str, str] | None:
     context = click.get_current_context(silent=True)
     named = context.meta.get(profiles.VARIABLE) if context is not None else None
-    typed_key = api_key if _typed("api_key") else None
     if url is not None and _typed("url"):
         return url, api_key or _known_key(url, home)
     if named and _typed("profile"):
-        return _of(profiles.load().get(named), typed_key)
+        return _of(profiles.load().get(named), api_key)
     if home is not None and _typed("home"):
-        return _local(home, typed_key)
+        return None
     if named:
-        return _of(profiles.load().get(named), typed_key)
+        return _of(profiles.load().get(named), api_key)
     if url is not None:
         return url, api_key or _known_key(url, home)
     known = profiles.load()
-    if known.used:
-        return _of(known.get(known.used), typed_key)
-    return _local(home, api_key)
+    return _of(known.get(known.used), api_key) if known.used else None
+
+
+def _typed_key(api_key: str | None) -> str | None:
+    return api_key if _typed("api_key") else None
 
 
 def _typed(name: str) -> bool:
@@ -65,7 +83,7 @@ def _typed(name: str) -> bool:
 
 
 def _of(profile: Profile, api_key: str | None) -> tuple[str, str]:
-    return profile.url, api_key or profile.api_key
+    return profile.url, _typed_key(api_key) or profile.api_key
 
 
 def _local(home: Path | None, api_key: str | None) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from typing import IO, Any
 import click
 
 from agentenv.cli.attached.creation import add_rules, document
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import form_of, form_option, show_one
@@ -21,7 +22,7 @@ def network() -> None:
 
 
 @network.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_network(node: Node, sandbox: str, form: str | None) -> None:
@@ -32,7 +33,7 @@ def show_network(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @network.command("set")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--internet/--no-internet", default=None, help="Whether it reaches what no rule names.")
 @click.option("--allow", multiple=True, metavar="WHERE", help="It reaches that alone: address, range, name.")
 @click.option("--deny", multiple=True, metavar="WHERE", help="It does not reach this: address or range.")
@@ -78,7 +79,7 @@ def limits() -> None:
 
 
 @limits.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_limits(node: Node, sandbox: str, form: str | None) -> None:
@@ -88,7 +89,7 @@ def show_limits(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @limits.command("set")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--rx", type=Rate, metavar="BYTES", help="Received from the network, per second; 0: no limit.")
 @click.option("--tx", type=Rate, metavar="BYTES", help="Sent to the network, per second.")
 @click.option("--disk", type=Rate, metavar="BYTES", help="Read from and written to disks, per second.")

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.naming import NAME, sandbox_of, sandboxes
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Form, Row, age, form_of, form_option, pairs, show, show_one
@@ -93,7 +94,7 @@ def selected(node: Node, state: str | None, metadata: tuple[str, ...], template:
 
 
 @click.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_(node: Node, sandbox: str, form: str | None) -> None:
@@ -104,7 +105,7 @@ def show_(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @click.command("pause")
-@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @click.option("--disk-only", is_flag=True, help="Keep the disk alone: it boots when it is resumed.")
 @node_option
 def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
@@ -116,7 +117,7 @@ def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
 
 
 @click.command("resume")
-@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @click.option(
     "--timeout",
     type=click.IntRange(min=1),
@@ -134,7 +135,7 @@ def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
 
 
 @click.command("timeout")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("seconds", type=click.IntRange(min=0))
 @node_option
 def timeout(node: Node, sandbox: str, seconds: int) -> None:
@@ -145,7 +146,7 @@ def timeout(node: Node, sandbox: str, seconds: int) -> None:
 
 
 @click.command("delete")
-@click.argument("names", nargs=-1, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, type=SANDBOX, metavar="SANDBOX...")
 @click.option("--all", "every", is_flag=True, help="All of the project, after a question.")
 @click.option("--state", type=click.Choice(["running", "paused"]), help="All in that state.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="All with that metadata.")

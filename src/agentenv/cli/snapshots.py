@@ -8,6 +8,7 @@ import click
 
 from agentenv.cli.attached.options import pairs as parsed
 from agentenv.cli.attached.options import variables
+from agentenv.cli.completing import SANDBOX, SNAPSHOT
 from agentenv.cli.naming import sandbox_of, snapshot_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
@@ -27,7 +28,7 @@ def command() -> None:
 
 
 @command.command("create")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--name", metavar="NAME[:TAG]", help="A name, by which sandboxes are started from it.")
 @click.option("--disk-only", is_flag=True, help="Of the disk alone: what is started from it boots.")
 @form_option
@@ -60,7 +61,7 @@ def list_(node: Node, sandbox: str | None, name: str | None, form: str | None) -
 
 
 @command.command("show")
-@click.argument("snapshot")
+@click.argument("snapshot", type=SNAPSHOT)
 @form_option
 @node_option
 def show_(node: Node, snapshot: str, form: str | None) -> None:
@@ -70,7 +71,7 @@ def show_(node: Node, snapshot: str, form: str | None) -> None:
 
 
 @command.command("delete")
-@click.argument("snapshots", nargs=-1, required=True, metavar="SNAPSHOT...")
+@click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
 @node_option
 def delete(node: Node, snapshots: tuple[str, ...]) -> None:
     """Delete snapshots. What was started from them goes on."""
@@ -80,7 +81,7 @@ def delete(node: Node, snapshots: tuple[str, ...]) -> None:
 
 
 @command.command("tree")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def tree(node: Node, sandbox: str, form: str | None) -> None:
@@ -103,7 +104,7 @@ def _branches(branches: list[Row], current: str | None, indent: str) -> None:
 
 
 @click.command("fork")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("count", type=click.IntRange(1, 100), default=1)
 @click.option("--env", "-e", multiple=True, metavar="NAME[=VALUE]", help="A variable of all children.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Something to find them by.")
@@ -156,8 +157,8 @@ def _without_tokens(row: Row) -> Row:
 
 
 @click.command("rollback")
-@click.argument("sandbox")
-@click.argument("snapshot", required=False)
+@click.argument("sandbox", type=SANDBOX)
+@click.argument("snapshot", required=False, type=SNAPSHOT)
 @node_option
 def rollback(node: Node, sandbox: str, snapshot: str | None) -> None:
     """Put SANDBOX back to one of its own snapshots, or to its start."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv.cli.meant import node_address
+from agentenv.cli.completing import TEMPLATE
+from agentenv.cli.meant import node_address, remote
 from agentenv.cli.naming import template_of
 from agentenv.cli.options import (
     credential_options,
@@ -23,7 +24,7 @@ from agentenv.cli.options import (
     node_options,
     output_option,
 )
-from agentenv.cli.output import form_of, form_option, show_one
+from agentenv.cli.output import Column, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 from agentenv.cli.server import Node
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     from agentenv.template.store import Template
 
 WATCH_EVERY_S = 0.5
+COLUMNS: tuple[Column, ...] = (
+    ("name", lambda row: row["names"][0]),
+    ("id", lambda row: row["templateID"]),
+    ("status", lambda row: row["buildStatus"]),
+    ("cpus", lambda row: row["cpuCount"]),
+    ("mib", lambda row: row["memoryMB"]),
+    ("disk", lambda row: row["diskSizeMB"]),
+    ("published", lambda row: "yes" if row["public"] else "no"),
+)
 
 
 @click.group("template")
@@ -115,11 +125,19 @@ def create(
 
 
 @command.command("list")
-@home_option
+@node_options
 @output_option
 @click.option("--names", is_flag=True, help="Only the names, a line each.")
-def list_templates(home: Path | None, output: str, names: bool) -> None:
-    """List the templates."""
+def list_templates(url: str | None, api_key: str | None, home: Path | None, output: str, names: bool) -> None:
+    """List the templates of a node, running or not, or of a server elsewhere."""
+    if (node := remote(url, api_key, home)) is not None:
+        found = node.call("GET", "/templates")
+        if names:
+            for each in found:
+                click.echo(each["names"][0])
+        else:
+            show(found, COLUMNS, "json" if output == "json" else "table", key="templateID")
+        return
     from agentenv import config
 
     settings = config.load(home=home)
@@ -139,10 +157,15 @@ def list_templates(home: Path | None, output: str, names: bool) -> None:
 
 
 @command.command("delete")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@home_option
-def delete(names: tuple[str, ...], home: Path | None) -> None:
+@click.argument("names", nargs=-1, required=True, type=TEMPLATE, metavar="NAME...")
+@node_options
+def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
     """Delete templates, by name or id. One that sandboxes use is refused."""
+    if (node := remote(url, api_key, home)) is not None:
+        for name in [template_of(node, each) for each in names]:
+            node.call("DELETE", f"/templates/{name}")
+            click.echo(f"deleted {name}")
+        return
     from agentenv import config
 
     settings = config.load(home=home)
@@ -157,7 +180,7 @@ def delete(names: tuple[str, ...], home: Path | None) -> None:
 
 
 @command.command("export")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @click.option(
     "-o",
     "--output",
@@ -185,7 +208,7 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @form_option
 @node_option
 def show_(node: Node, name: str, form: str | None) -> None:
@@ -195,7 +218,7 @@ def show_(node: Node, name: str, form: str | None) -> None:
 
 
 @command.command("tag")
-@click.argument("target", metavar="NAME[:TAG]")
+@click.argument("target", type=TEMPLATE, metavar="NAME[:TAG]")
 @click.argument("tags", nargs=-1, required=True, metavar="NEW...")
 @click.option("--remove", is_flag=True, help="Take these tags away from NAME instead.")
 @node_option
@@ -214,7 +237,7 @@ def tag(node: Node, target: str, tags: tuple[str, ...], remove: bool) -> None:
 
 
 @command.command("publish")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @click.option("--undo", is_flag=True, help="Let its own project use it alone again.")
 @node_option
 def publish(node: Node, name: str, undo: bool) -> None:
@@ -224,7 +247,7 @@ def publish(node: Node, name: str, undo: bool) -> None:
 
 
 @command.command("watch")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @node_option
 def watch(node: Node, name: str) -> None:
     """Follow the newest build of the template NAME until it ends; ends with 1 if it fails."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click.testing
 import pytest
+from click.shell_completion import BashComplete
 from starlette.types import ASGIApp
 
 from agentenv.api.app import create_app
@@ -293,6 +294,27 @@ def test_every_command_has_help_with_a_first_line() -> None:
         assert done.exit_code == 0, name
         assert "Usage: cli" in done.stdout
         assert len(done.stdout.splitlines()) > 4, name
+
+
+def test_what_there_is_is_offered(aenv: Aenv, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = started(aenv, "--name", "mine")
+    aenv("snapshot", "create", sandbox, "--name", "ready")
+
+    def offered(*words: str) -> list[str]:
+        return [
+            each.value for each in BashComplete(cli, {}, "aenv", "").get_completions([*words[:-1]], words[-1])
+        ]
+
+    assert offered("pause", "m") == ["mine"]
+    assert offered("exec", sandbox[:4]) == [sandbox]
+    assert offered("pause", "other", "m") == ["mine"]
+    assert offered("snapshot", "show", "r") == ["ready:default"]
+    assert offered("start", "b") == ["base"]
+    assert offered("pause", "--url", "http://127.0.0.1:9", "m") == []
+    assert offered("p") == ["pause", "pull"]
+    assert offered("list", "--state", "p") == ["paused"]
+    monkeypatch.setenv("E2B_API_KEY", "wrong")
+    assert offered("pause", "m") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agentenv.errors import (
@@ -23,6 +22,9 @@ from agentenv.errors import (
     StoreFull,
     Unauthorized,
 )
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 REQUEST_LIMIT_S = 60.0
 BLOCK = 1 << 20  # bytes of a body that are sent at a time
@@ -108,7 +110,9 @@ def download(
                 out.write(data)
                 left -= len(data)
             if left > 0:
-                raise http.client.IncompleteRead(b"", left)
+                from http.client import IncompleteRead
+
+                raise IncompleteRead(b"", left)
         else:
             content = response.read()
         return _answer(response, content)
@@ -138,15 +142,17 @@ def send(
         return _answer(response, response.read())
 
 
-def _answer(response: http.client.HTTPResponse, content: bytes) -> Answer:
+def _answer(response: HTTPResponse, content: bytes) -> Answer:
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
 
 @contextmanager
 def _asked(
     method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, limit_s: float
-) -> Iterator[http.client.HTTPResponse]:
+) -> Iterator[HTTPResponse]:
     """The answer to a request, to be read inside of the block."""
+    import http.client  # takes 30 ms, which --help has no use for
+
     address = urlsplit(url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s, blocksize=BLOCK)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.types import StringParamType
 
 from agentenv.errors import AenvError
 
@@ -20,10 +21,8 @@ MOST = 100
 Found = Iterable[tuple[str, str]]  # a word, and what it is
 
 
-class Named(click.ParamType):
+class Named(StringParamType):
     """Text that names one of what there is; `words` asks for them when a shell completes it."""
-
-    name = "text"
 
     def __init__(self, words: Callable[[click.Context], Found]) -> None:
         self._words = words

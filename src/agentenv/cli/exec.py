@@ -18,7 +18,7 @@ from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec", context_settings={"allow_interspersed_args": False})
 @click.argument("sandbox", type=SANDBOX)
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.option(
@@ -64,6 +64,10 @@ def command(
     from agentenv.cli.attached.execution import Execution
     from agentenv.cli.attached.terminal import parse_keys
 
+    if words[0] == "--":  # which click takes for a word, since no options follow SANDBOX
+        words = words[1:]
+    if not words:
+        raise click.UsageError("give a command after --")
     node = Node(*node_address(url, api_key, home))
     wanted = Execution(
         words=words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlencode
 
 import click
@@ -66,18 +66,24 @@ def list_(
         found = selected(node, state, metadata, template)
         return found if limit is None else found[:limit]
 
-    show(look(), COLUMNS, chosen, key="sandboxID")
     if watch:
-        _show_again(node, look, chosen)
+        _watch(node, look, chosen)
+    else:
+        show(look(), COLUMNS, chosen, key="sandboxID")
 
 
-def _show_again(node: Node, look: Any, form: Form) -> None:
+def _watch(node: Node, look: Callable[[], list[Row]], form: Form) -> None:
+    """Show what there is once events are followed, so that none is missed, and after each event."""
     from agentenv.cli.following import events
 
-    for _ in events(node, {}):
+    def again() -> None:
         if form == "table" and sys.stdout.isatty():
             click.clear()
         show(look(), COLUMNS, form, key="sandboxID")
+        sys.stdout.flush()
+
+    for _ in events(node, {}, opened=again):
+        again()
 
 
 def selected(node: Node, state: str | None, metadata: tuple[str, ...], template: str | None) -> list[Row]:

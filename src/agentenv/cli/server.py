@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from agentenv.cli.api import Answer, Unreachable, send
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 CALL_LIMIT_S = 60.0
 
@@ -54,8 +56,10 @@ class Node:
             yield from answer.json()
             token = answer.headers.get("x-next-token") or None
 
-    def open(self, path: str, *, limit_s: float) -> http.client.HTTPResponse:
+    def open(self, path: str, *, limit_s: float) -> HTTPResponse:
         """An answer that is to be read as it comes, to be closed by the caller."""
+        import http.client
+
         address = urlsplit(self.url)
         kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
         connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s)

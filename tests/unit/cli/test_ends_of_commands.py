@@ -16,7 +16,7 @@ from agentenv.cli import COMMANDS, main
 from agentenv.cli.api import TookTooLong, Unreachable, send
 from agentenv.cli.server import Node
 
-HEAVY = ("httpx", "pydantic", "numpy", "fastapi", "uvicorn", "cryptography", "e2b")
+HEAVY = ("httpx", "pydantic", "numpy", "fastapi", "uvicorn", "cryptography", "e2b", "ssl")
 
 
 @pytest.fixture
@@ -59,6 +59,8 @@ def test_a_server_that_says_nothing_is_not_one_that_is_not_there(silent: socket.
         (["nonsense"], 2, "No such command"),
         (["delete", "--url", "http://127.0.0.1:9", "--api-key", "k"], 2, "--all"),
         (["list", "--url", "http://127.0.0.1:9", "--api-key", "k"], 8, "does not answer"),
+        (["exec", "mine", "--"], 2, "give a command"),
+        (["exec", "--usr", "root", "mine", "ls"], 2, "--usr"),
         (["list", "--profile", "nobody"], 3, "nobody"),
         (["--version"], 0, ""),
         (["completion", "bash"], 0, ""),

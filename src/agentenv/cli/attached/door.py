@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentenv.cli.attached.wire import Agent
 from agentenv.cli.server import Node
 from agentenv.errors import AenvError, NotFound
+
+if TYPE_CHECKING:
+    from agentenv.cli.attached.wire import Agent
 
 WAKE_S = 300  # how long a sandbox that is woken is to live, at least
 KEPT_S = 60  # how long it is to live from each look at it, while somebody is attached
@@ -51,6 +53,8 @@ class Door:
         Raises:
             NotFound: it has ended. AenvError: it cannot be woken.
         """
+        from agentenv.cli.attached.wire import Agent
+
         found = self.look()
         if wake and found["state"] == "paused":
             self.wake()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
@@ -43,6 +42,8 @@ def command(
       aenv forward isx3k2v9 5432 0:8000
       aenv forward isx3k2v9 0.0.0.0:8080:80
     """
+    import asyncio
+
     from agentenv.cli.attached.forwarding import Forwarding, Pair, Way, parse_pair
 
     wanted = [parse_pair(each) for each in ports]

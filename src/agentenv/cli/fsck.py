@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -37,6 +36,8 @@ def command(digests: bool, repair: bool, form: str | None, home: Path | None) ->
       aenv fsck
       aenv fsck --digests --output json
     """
+    import asyncio
+
     from agentenv import config, run_record
     from agentenv.records.database import Database
     from agentenv.records.ledger import Ledger

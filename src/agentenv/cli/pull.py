@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +46,8 @@ def command(
       aenv pull python:3.13
       pass show ghcr | aenv pull ghcr.io/owner/private:1 --username owner --password-stdin
     """
+    import asyncio
+
     from agentenv import config
 
     settings = config.load(home=home)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +93,8 @@ def create(
       aenv template create alpine --from alpine:3.22
       docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
     """
+    import asyncio
+
     from agentenv import config
 
     settings = config.load(home=home)

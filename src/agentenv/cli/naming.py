@@ -72,6 +72,7 @@ def _only(text: str, found: list[str], what: str, remedy: str) -> str:
     if len(found) > 1:
         shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise Conflict(
-            f'"{text}" is the beginning of {len(found)} {what} ids: {shown}', remedy="type more of it"
+            f'"{text}" may be any of {len(found)}: {what} {shown}',
+            remedy="type an id, or more of it",
         )
     return found[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agentenv.cli import profiles
-from agentenv.errors import Conflict, Unauthorized
+from agentenv.errors import Conflict, NotFound, Unauthorized
 
 if TYPE_CHECKING:
     from agentenv.cli.profiles import Profile
@@ -87,9 +87,15 @@ def _of(profile: Profile, api_key: str | None) -> tuple[str, str]:
 
 
 def _local(home: Path | None, api_key: str | None) -> tuple[str, str]:
-    from agentenv import config
     from agentenv.cli.env import variables
 
+    try:
+        from agentenv import config
+    except ModuleNotFoundError as error:  # a client's installation, which lacks what a node needs
+        raise Conflict(
+            "no server is known, and what a node needs is not installed here",
+            remedy="aenv auth login URL, or set E2B_API_URL and E2B_API_KEY",
+        ) from error
     found = variables(config.load(home=home))
     return found["E2B_API_URL"], api_key or found["E2B_API_KEY"]
 
@@ -100,7 +106,7 @@ def _known_key(url: str, home: Path | None) -> str:
             return profile.api_key
     try:
         there, key = _local(home, None)
-    except Conflict:
+    except (Conflict, NotFound, Unauthorized):  # of a node here nothing can be had
         there, key = "", ""
     if there and _same(url, there):
         return key

@@ -273,6 +273,7 @@ def test_servers_by_name(bare: Aenv, url: str, tmp_path: Path) -> None:
     assert (listed["team"]["used"], listed["off"]["used"]) == (False, True)
     assert KEY not in json.dumps(listed)
     bare("auth", "use", "team")
+    assert json.loads(bare("auth", "show")) == {"url": url, "key": f"{KEY[:8]}…"}
     assert json.loads(bare("list")) == []
     assert bare("list", "--profile", "unknown").code == 3
     bare("auth", "logout", "team")

@@ -78,6 +78,6 @@ def _only(text: str, found: list[str], what: str, remedy: str) -> str:
     if len(found) > 1:
         shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
         raise Conflict(
-            f'"{text}" is the beginning of {len(found)} {what} ids: {shown}', remedy="type more of it"
+            f'"{text}" can be any of {len(found)}: {shown}', remedy=f"give more of the {what}'s id"
         )
     return found[0]

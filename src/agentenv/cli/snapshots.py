@@ -9,7 +9,7 @@ import click
 
 from agentenv.cli.attached.options import pairs as parsed
 from agentenv.cli.attached.options import variables
-from agentenv.cli.naming import sandbox_of, snapshot_of
+from agentenv.cli.naming import NAME, sandbox_of, snapshot_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
 from agentenv.cli.sandboxes import CHANGE_LIMIT_S
@@ -134,22 +134,29 @@ def fork(
 ) -> None:
     """Start COUNT sandboxes that go on from where SANDBOX is, which goes on as well.
 
-    Variables are for what is run in the children from then on.
+    Variables are for what is run in the children from then on. Those of a sandbox with a name are called
+    NAME-1, NAME-2 and so on.
 
     \b
     Examples:
       aenv fork isx3k2v9 8 --number SEED --metadata run=7 --output ids
     """
+    found = sandbox_of(node, sandbox)
+    named = (node.call("GET", f"/sandboxes/{found}").get("metadata") or {}).get(NAME)
     shared = variables(env)
     children = [
         {
             "envVars": {**shared, **({number: str(index)} if number else {})},
-            "metadata": parsed(metadata, "--metadata"),
+            # Metadata is inherited, and a name must be one sandbox's.
+            "metadata": {
+                **({NAME: f"{named}-{index + 1}"} if named else {}),
+                **parsed(metadata, "--metadata"),
+            },
         }
         for index in range(count)
     ]
     body = {"count": count, "children": children, **({"timeout": timeout} if timeout else {})}
-    path = f"/sandboxes/{sandbox_of(node, sandbox)}/fork"
+    path = f"/sandboxes/{found}/fork"
     results = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
     made = [each["sandbox"] for each in results if each.get("sandbox")]
     columns: tuple[Column, ...] = (

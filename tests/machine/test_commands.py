@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ def aenv(node: RunningNode) -> Aenv:
     return run
 
 
-def test_a_life_at_the_terminal(aenv: Aenv, node: RunningNode) -> None:
+def test_a_life_at_the_terminal(aenv: Aenv, tmp_path: Path) -> None:
     sandbox = aenv("start", "base", "-d", "--name", "terminal", "--metadata", "run=cli")
     try:
         assert aenv("exec", "terminal", "echo hello from $(whoami)") == "hello from user"
@@ -52,6 +53,10 @@ def test_a_life_at_the_terminal(aenv: Aenv, node: RunningNode) -> None:
         assert seeds == ["0", "1"]
         messages = [json.loads(line)["message"] for line in aenv("logs", "terminal").splitlines()]
         assert "Sandbox created" in messages
+        (tmp_path / "file").write_text("content")
+        aenv("cp", str(tmp_path / "file"), "terminal:/home/user/")
+        aenv("download", "terminal", "/home/user/file", str(tmp_path / "back"))
+        assert (tmp_path / "back").read_text() == "content"
         aenv("network", "set", "terminal", "--no-internet")
         assert json.loads(aenv("network", "show", "terminal"))["allowInternetAccess"] is False
         while not json.loads(found := aenv("metrics", "terminal")):
@@ -65,6 +70,5 @@ def test_a_life_at_the_terminal(aenv: Aenv, node: RunningNode) -> None:
     finally:
         gone = aenv("delete", "--metadata", "run=cli", "--yes").split()
     assert len(gone) == 3
-    # The node clears away what nobody needs in its own time.
-    assert {each["problem"] for each in json.loads(aenv("fsck"))} <= {"is needed by nothing"}
-    assert "clears away by itself" in aenv("fsck", "--repair", status=4)
+    assert json.loads(aenv("fsck")) == []
+    assert "aenv node stop" in aenv("fsck", "--repair", status=4)

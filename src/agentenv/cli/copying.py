@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
 from agentenv.cli.server import Node
 from agentenv.errors import Conflict, InvalidRequest, NotFound
@@ -138,7 +139,8 @@ def copy(
     meter = TransferMeter(quiet=quiet)
     transfer = Transfer(_tag(sources, destination), meter, left_out.append)
     paths = [each.path for each in sources]
-    ends = [Door(node, name) for name in (origin, destination.sandbox) if name is not None]
+    names = (name for name in (origin, destination.sandbox) if name is not None)
+    ends = [Door(node, sandbox_of(node, name)) for name in names]
 
     def once() -> None:
         left_out.clear()

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
 from agentenv.cli.server import Node
 
@@ -44,6 +45,7 @@ def command(
 
     wanted = [parse_pair(each) for each in ports]
     node = Node(*node_address(url, api_key, home))
+    sandbox = sandbox_of(node, sandbox)
     Door(node, sandbox).look()  # so that a wrong id is told now, and not at the first connection
     headers = dict(node.headers)
     if traffic_token:

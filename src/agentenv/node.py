@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import logging
 import os
@@ -25,7 +24,7 @@ from agentenv.api.app import create_app
 from agentenv.building import assemble
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
-from agentenv.errors import AenvError, Conflict, HostFault
+from agentenv.errors import AenvError, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
@@ -136,7 +135,7 @@ class Node:
         settings = self.settings
         _directories(settings)
         parts.callback(_leave_runtime, settings.runtime_dir)
-        parts.enter_context(_lock(settings.home))
+        parts.enter_context(run_record.hold(settings.home))
         listener = parts.enter_context(_listener(settings.host, settings.port))
         address = listener.getsockname()
         tls = _tls(parts, settings)
@@ -351,30 +350,6 @@ def _leave_runtime(directory: Path) -> None:
     for path in (directory / "machines", directory):
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-@contextmanager
-def _lock(home: Path) -> Iterator[None]:
-    """Hold the data directory: one node at a time.
-
-    Raises:
-        Conflict: another process does; the message has its id.
-    """
-    path = home / "node.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            raise Conflict(
-                f"process {holder} already serves {home}", remedy="aenv node status; aenv node stop"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

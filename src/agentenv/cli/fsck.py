@@ -1,72 +1,66 @@
-"""`aenv fsck`: the records of a data directory against its files."""
+"""`aenv fsck`: the data directory against its records."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agentenv.cli.options import home_option
-from agentenv.cli.output import Column, Row, form_of, form_option, show
+from agentenv.cli.output import form_of, form_option
 from agentenv.cli.root import require_root
-from agentenv.errors import Conflict
+from agentenv.errors import NotFound
 
-COLUMNS: tuple[Column, ...] = (
-    ("path", lambda row: row["path"]),
-    ("problem", lambda row: row["problem"]),
-    ("snapshots", lambda row: " ".join(row["snapshots"])),
-)
+if TYPE_CHECKING:
+    from agentenv.checking import Finding
 
 
 @click.command("fsck")
-@click.option("--digests", is_flag=True, help="Read all files, and compare what is in them: takes its time.")
-@click.option("--repair", is_flag=True, help="Remove files that nothing refers to; no node may run.")
+@click.option("--digests", is_flag=True, help="Read all files through: about a second for a GiB.")
+@click.option("--repair", is_flag=True, help="Remove what belongs to nobody; refused while a node runs.")
 @form_option
 @home_option
 def command(digests: bool, repair: bool, form: str | None, home: Path | None) -> None:
-    """Look whether all files that snapshots and sandboxes need are there, and which nobody needs.
+    """Check the data directory: records that cannot be read, files that are missing or have changed, and what
+    belongs to no record.
 
-    Nothing is changed, but with --repair what no record names. A snapshot whose file is missing or damaged
-    stays on record: what is started from it is refused, and deleting it is yours to decide. Ends with 1 when
-    something that is needed is missing or damaged.
+    Nothing is changed without --repair, which only removes what no record names: a file that is missing does
+    not come back. Ends with 1 if anything is wrong, with 0 if nothing is, or nothing any more.
 
     \b
     Examples:
       aenv fsck
       aenv fsck --digests --output json
+      aenv node stop && aenv fsck --repair
     """
-    import asyncio
-
-    from agentenv import config, run_record
-    from agentenv.records.database import Database
-    from agentenv.records.ledger import Ledger
-    from agentenv.sandbox.records import Records
-    from agentenv.snapshot.store import Snapshots
+    from agentenv import config
+    from agentenv.checking import examine, mend
 
     settings = config.load(home=home)
+    if not settings.database.exists():
+        raise NotFound(f"{settings.home} is no data directory of a node", remedy="--home, AENV_HOME")
     require_root(settings)
-    if repair and run_record.read(settings) is not None:
-        raise Conflict(
-            f"a node runs on {settings.home}, and clears away by itself", remedy="aenv node stop, then again"
-        )
-    database = Database(settings.database)
-    try:
-        sandboxes = Records(database).unended()
-        if repair and any(each.machine is not None for each in sandboxes):
-            raise Conflict(
-                "sandboxes run on without their node", remedy="aenv node start adopts them, and clears away"
-            )
-        in_use = {name for each in sandboxes for name in (each.snapshot, each.start) if name}
-        snapshots = Snapshots(database, Ledger(database), settings.home)
-        problems = snapshots.check(digests=digests)
-        garbage = asyncio.run(snapshots.collect(in_use=in_use, dry_run=not repair))
-    finally:
-        database.close()
-    rows: list[Row] = [
-        {"path": each.path, "problem": each.what, "snapshots": list(each.snapshots)} for each in problems
-    ]
-    done = "was needed by nothing and is removed" if repair else "is needed by nothing"
-    rows += [{"path": str(path), "problem": done, "snapshots": []} for path in garbage.files]
-    show(rows, COLUMNS, form_of(form), key="path")
-    sys.exit(1 if problems else 0)
+    found = mend(settings, digests=digests) if repair else examine(settings, digests=digests)
+    chosen = form_of(form)
+    if chosen == "json":
+        click.echo(json.dumps([each.document() for each in found], indent=2))
+    elif chosen == "ids":
+        for each in found:
+            click.echo(each.path)
+    else:
+        _tell(found)
+    sys.exit(1 if any(not each.repaired for each in found) else 0)
+
+
+def _tell(found: tuple[Finding, ...]) -> None:
+    for each in found:
+        about = f" ({', '.join(each.concerns)})" if each.concerns else ""
+        state = ": removed" if each.repaired else ""
+        click.echo(f"{each.path} {each.what}{about}{state}")
+    if not found:
+        click.echo("all is as recorded", err=True)
+    elif any(each.repairable and not each.repaired for each in found):
+        click.echo("what belongs to nobody is removed by: aenv node stop && aenv fsck --repair", err=True)

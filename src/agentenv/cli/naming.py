@@ -71,8 +71,5 @@ def _only(text: str, found: list[str], what: str, remedy: str) -> str:
         raise NotFound(f'there is no {what} "{text}"', remedy=f"`{remedy}` shows them")
     if len(found) > 1:
         shown = ", ".join(found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
-        raise Conflict(
-            f'"{text}" may be any of {len(found)}: {what} {shown}',
-            remedy="type an id, or more of it",
-        )
+        raise Conflict(f'"{text}" can be any of {len(found)}: {shown}', remedy="give the id, or more of it")
     return found[0]

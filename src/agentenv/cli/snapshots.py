@@ -124,8 +124,8 @@ def fork(
 ) -> None:
     """Start COUNT sandboxes that go on from where SANDBOX is, which goes on as well.
 
-    Variables are for what is run in the children from then on. They have its metadata; where that has a name,
-    they are called NAME-0, NAME-1 and so on.
+    Variables are for what is run in the children from then on. Those of a sandbox with a name are called
+    NAME-1, NAME-2 and so on.
 
     \b
     Examples:
@@ -137,7 +137,8 @@ def fork(
     children = [
         {
             "envVars": {**shared, **({number: str(index)} if number else {})},
-            "metadata": {**({NAME: f"{name}-{index}"} if name else {}), **found},
+            # Metadata is inherited, and a name must be one sandbox's.
+            "metadata": {**({NAME: f"{name}-{index + 1}"} if name else {}), **found},
         }
         for index in range(count)
     ]

@@ -175,9 +175,9 @@ def test_snapshots_and_what_is_made_of_them(aenv: Aenv) -> None:
 def test_children_of_one_with_a_name_have_their_own(aenv: Aenv) -> None:
     named = started(aenv, "--name", "mine")
     children = aenv("fork", "mine", "2", "--metadata", "run=7", "--output", "ids").split()
-    found = [json.loads(aenv("show", f"mine-{index}")) for index in range(2)]
+    found = [json.loads(aenv("show", f"mine-{index}")) for index in (1, 2)]
     assert {each["sandboxID"] for each in found} == set(children)
-    assert found[1]["metadata"] == {"name": "mine-1", "run": "7"}
+    assert found[1]["metadata"] == {"name": "mine-2", "run": "7"}
     assert json.loads(aenv("show", "mine"))["sandboxID"] == named
 
 

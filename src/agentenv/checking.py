@@ -15,6 +15,7 @@ from agentenv.errors import Conflict, StoreCorrupt, StoreFault
 from agentenv.image.holds import is_alive
 from agentenv.records.database import SCHEMA_VERSION, Database
 from agentenv.records.ledger import Ledger
+from agentenv.sandbox.records import Records
 from agentenv.snapshot.records import ROOT
 from agentenv.snapshot.store import Snapshots
 from agentenv.template.create import KIND, reap
@@ -116,14 +117,10 @@ def _of_templates(settings: Settings, database: Database) -> Iterator[Finding]:
 
 
 def _of_sandboxes(settings: Settings, database: Database, snapshots: Snapshots) -> Iterator[Finding]:
-    rows = database.query(
-        "SELECT id, document ->> '$.snapshot' AS snapshot FROM sandboxes"
-        " WHERE document ->> '$.snapshot' IS NOT NULL"
-    )
-    for row in rows:
-        if snapshots.recorded(row["snapshot"]) is None:
-            path = settings.database.name
-            yield Finding(path, f"has no snapshot {row['snapshot']}", (f"sandbox {row['id']}",))
+    for sandbox in Records(database).unended():  # one that has ended needs its snapshots no more
+        if sandbox.snapshot is not None and snapshots.recorded(sandbox.snapshot) is None:
+            what = f"has no snapshot {sandbox.snapshot}"
+            yield Finding(settings.database.name, what, (f"sandbox {sandbox.id}",))
 
 
 def _of_builds(database: Database) -> Iterator[Finding]:

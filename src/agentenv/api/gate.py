@@ -10,6 +10,7 @@ from agentenv.api.faults import fault
 from agentenv.identity.caller import CALLER, Caller
 from agentenv.identity.keys import Keys
 from agentenv.identity.rates import Rates
+from agentenv.identity.records import ALL
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/docs"})
 # Uploads carry a ticket instead of the key, and are bounded where they are stored.
@@ -59,7 +60,7 @@ class KeyGate:
         if wanted is not None and wanted != key.project:
             if not key.is_admin:
                 return fault(403, "X-AgentENV-Project: only an admin's key acts for other projects")
-            if wanted not in self._keys.projects:
+            if wanted != ALL and wanted not in self._keys.projects:
                 return fault(404, f"there is no project {wanted!r}")
         if not key.is_admin and str(scope["path"]).startswith(ADMINS):
             return fault(403, "this takes an API key with the scope admin")

@@ -16,7 +16,7 @@ from fastapi import Request
 from agentenv.errors import Forbidden, NotFound
 from agentenv.identity.caller import CALLER
 from agentenv.identity.keys import Keys
-from agentenv.identity.records import DEFAULT
+from agentenv.identity.records import ALL, DEFAULT
 from agentenv.sandbox.requests import NewSandbox
 from agentenv.sandbox.service import Sandboxes
 from agentenv.template.records import Named
@@ -46,6 +46,11 @@ class Projects:
     def _several(self) -> bool:
         return len(self._keys.projects) > 1
 
+    @property
+    def shown(self) -> str | None:
+        """The project whose sandboxes a list has; None for those of all."""
+        return None if self.current == ALL else self.current
+
     # Sandboxes
 
     async def guard(self, request: Request) -> None:
@@ -57,7 +62,7 @@ class Projects:
     def require_sandbox(self, sandbox_id: str) -> None:
         """Raise NotFound, as for one that there never was, where the sandbox is another project's."""
         owner = self._service.project_of(sandbox_id)
-        if owner != self.current and (owner is not None or self._several):
+        if self.current != ALL and owner != self.current and (owner is not None or self._several):
             raise NotFound(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
 
     def has_sandbox(self, sandbox_id: str) -> bool:
@@ -68,8 +73,10 @@ class Projects:
         """The same sandbox, wanted by this caller, of a template that it may use.
 
         Raises:
-            NotFound: there is no such template that it sees.
+            NotFound: there is no such template that it sees. Forbidden: it acts for all projects.
         """
+        if self.current == ALL:
+            raise Forbidden("a sandbox belongs to one project", remedy="name it in X-AgentENV-Project")
         template = wanted.template if wanted.image else self.readable(wanted.template)
         return replace(wanted, template=template, project=self.current, key=CALLER.get().key_id)
 

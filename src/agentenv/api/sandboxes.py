@@ -91,7 +91,7 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor, proje
             limit=limit,
             token=nextToken,
         )
-        page = service.list(replace(query, project=projects.current))
+        page = service.list(replace(query, project=projects.shown))
         headers = {"X-Total-Running": str(page.total_running)}
         if page.next_token:
             headers["x-next-token"] = page.next_token
@@ -104,7 +104,7 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor, proje
             states=frozenset({"running"}),
             metadata=requests.metadata_filter(metadata),
             limit=None,
-            project=projects.current,
+            project=projects.shown,
         )
         return answers.json([answers.listed(each) for each in service.list(query).sandboxes])
 

@@ -18,7 +18,7 @@ class LocalNode:
 
     def __init__(self, url: str, api_key: str) -> None:
         self._url = url
-        self._key = api_key
+        self._headers = {"X-API-KEY": api_key, "X-AgentENV-Project": "*"}  # of all projects
 
     def count(self) -> int:
         """Sandboxes that run now."""
@@ -45,7 +45,7 @@ class LocalNode:
     def _call(
         self, method: str, path: str, *, accepted: tuple[int, ...] = ()
     ) -> tuple[Any, Mapping[str, str], int]:
-        answer = send(method, self._url + path, headers={"X-API-KEY": self._key})
+        answer = send(method, self._url + path, headers=self._headers)
         if answer.status >= 400 and answer.status not in accepted:
             raise HostFault(
                 f"{method} {path}: {answer.status} {answer.body.decode(errors='replace')}",

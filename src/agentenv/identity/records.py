@@ -13,6 +13,8 @@ from agentenv.records.document import Documents
 
 # The project of the node's first key, whose names of templates and snapshots have no namespace.
 DEFAULT = "default"
+# What an admin says who means the sandboxes of all projects; no project can be called so.
+ALL = "*"
 
 Scope = Literal["admin", "use"]
 

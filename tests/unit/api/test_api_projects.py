@@ -296,6 +296,20 @@ async def test_an_admin_acts_for_a_project_that_it_names(teams: Teams, blue: htt
     assert (await users.get("/v2/sandboxes", headers={"X-AgentENV-Project": "blue"})).status_code == 403
 
 
+async def test_an_admin_sees_to_the_sandboxes_of_all(
+    teams: Teams, blue: httpx.AsyncClient, red: httpx.AsyncClient
+) -> None:
+    mine, others = await create(blue), await create(red)
+    every = teams.client(FIRST, **{"X-AgentENV-Project": "*"})
+    listed = await every.get("/v2/sandboxes")
+    assert {each["sandboxID"] for each in listed.json()} == {mine, others}
+    assert listed.headers["X-Total-Running"] == "2"
+    for sandbox in (mine, others):
+        assert (await every.post(f"/sandboxes/{sandbox}/pause")).status_code == 204
+    assert (await every.post("/v2/sandboxes", json={"templateID": "base"})).status_code == 403
+    assert (await red.get("/v2/sandboxes", headers={"X-AgentENV-Project": "*"})).status_code == 403
+
+
 async def test_only_admins_manage_keys(first: httpx.AsyncClient, blue: httpx.AsyncClient) -> None:
     for method, path in (
         ("GET", "/api-keys"),

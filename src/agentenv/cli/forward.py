@@ -23,7 +23,6 @@ from agentenv.cli.options import node_address, node_options
 def command(
     sandbox: str,
     ports: tuple[str, ...],
-    traffic_token: str | None,
     url: str | None,
     api_key: str | None,
     home: Path | None,
@@ -40,14 +39,10 @@ def command(
       aenv forward isx3k2v9 5432 0:8000
       aenv forward isx3k2v9 0.0.0.0:8080:80
     """
-    from agentenv.cli.attached.forwarding import Forwarding, Pair, Way, parse_pair
+    from agentenv.cli.attached.forwarding import Forwarding, Pair, parse_pair
 
     wanted = [parse_pair(each) for each in ports]
-    node = Node(*node_address(url, api_key, home))
-    Door(node, sandbox).look()  # so that a wrong id is told now, and not at the first connection
-    headers = dict(node.headers)
-    if traffic_token:
-        headers["E2b-Traffic-Access-Token"] = traffic_token
+    way = Door(Node(*node_address(url, api_key, home)), sandbox).way()
 
     def ready(pair: Pair, host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
@@ -58,9 +53,7 @@ def command(
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        forwarding = Forwarding(
-            Way(node.url, sandbox, headers), lambda message: click.echo(f"aenv: {message}", err=True)
-        )
+        forwarding = Forwarding(way, lambda message: click.echo(f"aenv: {message}", err=True))
         try:
             await forwarding.run(wanted, ready)
         except asyncio.CancelledError:

@@ -74,7 +74,7 @@ def test_a_process_that_reads_no_more(agent: Agent) -> None:
         hand.write(b"x")
     assert not isinstance(refused.value, LineBroken)
     hand.signal(signal.SIGKILL, 0)
-    assert [event for event in events if isinstance(event, Ended)][0].code == 137
+    assert next(event for event in events if isinstance(event, Ended)).code == 137
     hand.close()
 
 

@@ -69,7 +69,9 @@ def test_leaving_and_going_back(attached: Callable[..., Screen]) -> None:
 
 
 def test_a_key_that_only_begins_the_sequence_arrives(attached: Callable[..., Screen]) -> None:
-    with attached("start", "sh", "-c", "stty raw; echo ready; dd bs=1 count=2 2>/dev/null | od -An -tx1") as screen:
+    with attached(
+        "start", "sh", "-c", "stty raw; echo ready; dd bs=1 count=2 2>/dev/null | od -An -tx1"
+    ) as screen:
         screen.wait_for(b"ready")
         screen.type(b"\x10")  # held back, and let go of a little later
         screen.type(b"x")

@@ -34,7 +34,9 @@ def test_pairs_of_ports(text: str, pair: Pair) -> None:
     assert parse_pair(text) == pair
 
 
-@pytest.mark.parametrize("text", ["", "x", "80:", ":", "1:2:3:4", "70000:80", "80:0", "::1:80:80", "host:80", "-1:80"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "80:", ":", "1:2:3:4", "70000:80", "80:0", "::1:80:80", "host:80", "-1:80"]
+)
 def test_what_is_no_pair(text: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_pair(text)
@@ -77,7 +79,14 @@ def test_bodies_of_new_sandboxes() -> None:
     assert request(template="base") == ("/v2/sandboxes", {"templateID": "base", "timeout": 300})
     assert request(template="base", secure=False)[0] == "/sandboxes"
     path, body = request(
-        image="python:3.13", name="n", metadata={"a": "b"}, env={"X": "1"}, cpu=2, memory=512, disk=4096, timeout=9
+        image="python:3.13",
+        name="n",
+        metadata={"a": "b"},
+        env={"X": "1"},
+        cpu=2,
+        memory=512,
+        disk=4096,
+        timeout=9,
     )
     assert path == "/sandboxes-cold"
     assert body == {
@@ -97,9 +106,15 @@ def test_bodies_of_new_sandboxes() -> None:
     [
         ({"allow": ["pypi.org"]}, {"allowOut": ["pypi.org"], "denyOut": ["0.0.0.0/0"]}),
         ({"deny": ["8.8.8.8"]}, {"denyOut": ["8.8.8.8"]}),
-        ({"allow": ["1.1.1.1"], "deny": ["1.1.1.0/24"]}, {"allowOut": ["1.1.1.1"], "denyOut": ["1.1.1.0/24"]}),
+        (
+            {"allow": ["1.1.1.1"], "deny": ["1.1.1.0/24"]},
+            {"allowOut": ["1.1.1.1"], "denyOut": ["1.1.1.0/24"]},
+        ),
         ({"private": True}, {"allowPublicTraffic": False}),
-        ({"network": {"maskRequestHost": "x"}, "deny": ["8.8.8.8"]}, {"maskRequestHost": "x", "denyOut": ["8.8.8.8"]}),
+        (
+            {"network": {"maskRequestHost": "x"}, "deny": ["8.8.8.8"]},
+            {"maskRequestHost": "x", "denyOut": ["8.8.8.8"]},
+        ),
     ],
 )
 def test_networks(asked: dict[str, Any], network: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentenv.cli.attached.node import Node
+from agentenv.cli.attached.ways import Way
 from agentenv.cli.attached.wire import Agent
 from agentenv.errors import AenvError, NotFound
 
@@ -56,6 +57,14 @@ class Door:
             self.wake()
             found = self.look()
         return Agent(self._node.url, self.id, token=found.get("envdAccessToken"), user=user)
+
+    def way(self) -> Way:
+        """The way to its ports, private ones too; it runs."""
+        headers = dict(self._node.headers)
+        if (self.look().get("network") or {}).get("allowPublicTraffic") is False:
+            found = self._node.call("POST", f"/v2/sandboxes/{self.id}/connect", {"timeout": 0})
+            headers["E2b-Traffic-Access-Token"] = str(found.get("trafficAccessToken"))
+        return Way(self._node.url, self.id, headers)
 
     def watch(self, on_event: Callable[[], None]) -> Watch:
         """Be told when something happens to it, until the watch is closed."""

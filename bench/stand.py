@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,9 +145,11 @@ def timings(header: str) -> dict[str, float]:
 
 
 class BenchNode:
-    """`aenv serve` in a process of its own."""
+    """`aenv serve` in a process of its own; `program` is what the interpreter runs in the place of `aenv`."""
 
-    def __init__(self, settings: Settings, **given: str) -> None:
+    def __init__(
+        self, settings: Settings, *, program: Sequence[str] = ("-m", "agentenv"), **given: str
+    ) -> None:
         self.settings = settings
         names = {f"AENV_{name.upper()}": value for name, value in given.items()}
         self._environment = {
@@ -160,7 +162,7 @@ class BenchNode:
         self.log = settings.home / "bench.log"
         with self.log.open("ab") as log, os.fdopen(ready, "rb") as pipe:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentenv", "serve", "--port", "0", "--ready-fd", str(theirs)],
+                [sys.executable, *program, "serve", "--port", "0", "--ready-fd", str(theirs)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -193,9 +195,11 @@ class BenchNode:
 
 
 @contextmanager
-def node_on(settings: Settings, **given: str) -> Iterator[BenchNode]:
+def node_on(
+    settings: Settings, *, program: Sequence[str] = ("-m", "agentenv"), **given: str
+) -> Iterator[BenchNode]:
     """A node for the time of the block; settings by their names."""
-    node = BenchNode(settings, **given)
+    node = BenchNode(settings, program=program, **given)
     try:
         yield node
     finally:

@@ -32,7 +32,7 @@ check_host() {
     case "$ID:${VERSION_ID:-}" in
         debian:12 | debian:13 | ubuntu:24.04) ;;
         *) fail "this is ${PRETTY_NAME:-$ID}; known here are Debian 12, Debian 13 and Ubuntu 24.04" \
-            "use one of them, or install by hand as docs/operations.md lists" ;;
+            "use one of them, or install by hand as docs/guides/operations.md lists" ;;
     esac
     suite=$VERSION_CODENAME
     if [ "$(id -u)" != 0 ]; then
@@ -55,7 +55,7 @@ system_packages=(busybox-static ca-certificates cpio e2fsprogs iproute2 mmdebstr
     python3-venv util-linux xz-utils zstd)
 # What tests compare with: images are unpacked and copied by other programs as well.
 # shellcheck disable=SC2034 # used where this file is sourced
-test_packages=(docker-registry iptables qemu-utils skopeo umoci)
+test_packages=(zsh docker-registry iptables qemu-utils shellcheck skopeo systemd umoci)
 
 missing_packages() {
     local name

@@ -85,6 +85,12 @@ class Settings(BaseSettings):
     api_key: str | None = Field(
         default=None, description="The API key; unset, one is generated at first start and kept in a file."
     )
+    audit_file_mib: int = Field(
+        default=16, ge=1, description="MiB after which a new file of the audit log is begun."
+    )
+    audit_files: int = Field(
+        default=8, ge=1, description="Files of the audit log that are kept besides the newest."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
@@ -96,7 +102,9 @@ class Settings(BaseSettings):
         default="auto",
         description="KVM or software emulation; auto takes KVM where a real boot with it succeeded.",
     )
-    qemu: str = Field(default="qemu-system-x86_64", description="QEMU program, a name on the path or a path.")
+    qemu: str = Field(
+        default="qemu-system-x86_64", description="QEMU program, no script: a name on the path, or a path."
+    )
     kernel: Path | None = Field(
         default=None,
         description="Guest kernel (bzImage) whose modules `setup` packs; unset, the distribution's.",
@@ -331,6 +339,12 @@ class Settings(BaseSettings):
     proxy_wake_s: float = Field(
         default=0.0, ge=0, description="Seconds that a request waits for its sandbox to wake; 0: any."
     )
+    proxy_connections: int = Field(
+        default=0,
+        ge=0,
+        description="Connections that clients may have to the node in all; 0: a third of the files that it"
+        " may have open. Beyond that the one goes that has waited longest for a request.",
+    )
     proxy_per_client: int = Field(
         default=0, ge=0, description="Connections that one address may have to the node; 0: any number."
     )
@@ -446,6 +460,11 @@ class Settings(BaseSettings):
     def api_key_file(self) -> Path:
         """The generated API key (mode 0600)."""
         return self.home / "api-key"
+
+    @property
+    def audit_file(self) -> Path:
+        """Who changed what: the newest file of the audit log (mode 0600)."""
+        return self.home / "audit.log"
 
     @property
     def log_file(self) -> Path:

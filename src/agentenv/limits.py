@@ -7,11 +7,12 @@ are for all disks of a sandbox together, reads and writes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
-
-from pydantic import ConfigDict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv.errors import InvalidRequest
+
+if TYPE_CHECKING:  # clients have these values, and no pydantic
+    from pydantic import ConfigDict
 
 # Below these a sandbox could not be started or reached in time.
 NETWORK_LEAST = 16 * 1024  # bytes per second, and bytes of a burst: the largest frame must fit
@@ -20,7 +21,7 @@ OPERATIONS_LEAST = 20  # per second
 MOST = 1 << 40  # more than any device does
 BURST_MOST = 1 << 30  # bytes of a network's burst: the kernel counts in 32 bits
 
-_STRICT = ConfigDict(extra="forbid")
+_STRICT: ConfigDict = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)

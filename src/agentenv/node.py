@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import logging
 import os
@@ -21,20 +20,23 @@ import uvicorn
 import uvloop
 
 from agentenv import __version__, run_record
-from agentenv.api import key
 from agentenv.api.app import create_app
 from agentenv.building import assemble
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
-from agentenv.errors import AenvError, Conflict, HostFault
+from agentenv.errors import AenvError, HostFault
 from agentenv.guestimage import build as guest
 from agentenv.host import accelerator, tsc
 from agentenv.host.setup import make_directories
+from agentenv.identity import first
+from agentenv.identity.audit import Audit
+from agentenv.identity.keys import Keys
 from agentenv.image.cache import Images
 from agentenv.network.refusals import Refusals
 from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
 from agentenv.network.upstreams import Upstreams
+from agentenv.notify import notify
 from agentenv.observe import logs
 from agentenv.observe.observation import Observation
 from agentenv.proxy.front import front_protocol
@@ -88,11 +90,13 @@ async def _serve(settings: Settings, ready_fd: int | None) -> None:
         gc.freeze()
         try:
             _tell(ready_fd, node.url)
+            notify("READY=1", f"STATUS=serving {node.url}")
             ended = asyncio.create_task(node.ended())
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
         finally:
+            notify("STOPPING=1")
             await node.stop()
 
 
@@ -131,7 +135,7 @@ class Node:
         settings = self.settings
         _directories(settings)
         parts.callback(_leave_runtime, settings.runtime_dir)
-        parts.enter_context(_lock(settings.home))
+        parts.enter_context(run_record.hold(settings.home))
         listener = parts.enter_context(_listener(settings.host, settings.port))
         address = listener.getsockname()
         tls = _tls(parts, settings)
@@ -139,6 +143,11 @@ class Node:
             log.warning("%s of the guest are not those of this program: run aenv setup", " and ".join(stale))
         database = Database(settings.database)
         parts.callback(database.close)
+        keys = Keys(database, first.load_or_create(settings))
+        audit = Audit(
+            settings.audit_file, file_bytes=settings.audit_file_mib << 20, files=settings.audit_files
+        )
+        parts.callback(audit.close)
         ledger = Ledger(database)
         reap_builds(ledger, database)
         hypervisor = await _hypervisor(settings, ledger)
@@ -164,6 +173,7 @@ class Node:
             snapshots=snapshots,
             upkeep=Upkeep(snapshots, Limits.of(settings), rest_s=UPKEEP_AFTER_S),
             images=images,
+            quota_of=keys.quota_of,
         )
         observation = Observation(service)
         parts.push_async_callback(observation.stop)
@@ -176,8 +186,7 @@ class Node:
         parts.push_async_callback(builder.stop)
         sweeping = asyncio.create_task(_sweep(templates, service, builder, images), name="sweep")
         parts.push_async_callback(_cancelled, sweeping)
-        api_key = key.load_or_create(settings)
-        front = front_protocol(service, settings, api_key)
+        front = front_protocol(service, settings, partial(_may_forward, keys, service))
         service.on_generation_end(front.plane.abort)
         observation.metrics.plane = front.plane
         parts.callback(front.plane.close)
@@ -185,10 +194,11 @@ class Node:
             service,
             templates,
             settings,
-            api_key=api_key,
+            keys=keys,
             port=address[1],
             builder=builder,
             observation=observation,
+            audit=audit,
         )
         await self._begin_serving(parts, uvicorn_config(app, front), listener, tls)
         parts.callback(observation.events.close)  # before the server ends, which waits for them
@@ -238,6 +248,14 @@ class Node:
         await service.stop(keep=self._keep)
         if running and self._keep:
             log.info("%d sandboxes run on without the node; its next start adopts them", running)
+
+
+def _may_forward(keys: Keys, service: Sandboxes, secret: bytes, sandbox_id: str) -> bool | None:
+    """As proxy.plane.MayForward. An admin's key reaches the sandboxes of all projects."""
+    found = keys.find(secret)
+    if found is None:
+        return None
+    return found.is_admin or service.project_of(sandbox_id) == found.project
 
 
 class _Server(uvicorn.Server):
@@ -332,30 +350,6 @@ def _leave_runtime(directory: Path) -> None:
     for path in (directory / "machines", directory):
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-@contextmanager
-def _lock(home: Path) -> Iterator[None]:
-    """Hold the data directory: one node at a time.
-
-    Raises:
-        Conflict: another process does; the message has its id.
-    """
-    path = home / "node.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            raise Conflict(
-                f"process {holder} already serves {home}", remedy="aenv node status; aenv node stop"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

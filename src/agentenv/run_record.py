@@ -6,16 +6,44 @@ names is still the same one, so that a file left by a killed node is not believe
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentenv.config import Settings
+from agentenv.errors import Conflict
 from agentenv.proc import start_time
 
 NAME = "node.json"
+
+
+@contextmanager
+def hold(home: Path) -> Iterator[None]:
+    """Hold the data directory: one node at a time.
+
+    Raises:
+        Conflict: another process does; the message has its id.
+    """
+    path = home / "node.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise Conflict(
+                f"process {holder} already serves {home}", remedy="aenv node status; aenv node stop"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,8 @@ def test_the_clock_and_the_name(sandbox: Sandbox) -> None:
     before = time.time()
     inside = float(sandbox.commands.run("date +%s.%N").stdout)
     after = time.time()
-    assert before - 0.5 <= inside <= after + 0.5
+    # The agent is told the time, and hears of it as late as the host is loaded.
+    assert before - 5 <= inside <= after + 5
     assert (
         sandbox.commands.run("hostname").stdout.strip()
         == sandbox.commands.run("cat /etc/hostname").stdout.strip()

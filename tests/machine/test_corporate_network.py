@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.server
 import ssl
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2b import Sandbox
 
 from support.running import RunningNode
+from support.serving import serving
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
@@ -51,47 +50,35 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def serving(address: str, tls: ssl.SSLContext | None = None) -> http.server.ThreadingHTTPServer:
-    server = http.server.ThreadingHTTPServer((address, 0), Answering)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+@pytest.fixture(scope="module")
+def plain(address: str) -> Iterator[int]:
+    """The port of the proxy: an absolute URL is what it is asked for."""
+    with serving(Answering, address) as port:
+        yield port
 
 
 @pytest.fixture(scope="module")
-def plain(address: str) -> Iterator[http.server.ThreadingHTTPServer]:
-    """The proxy: an absolute URL is what it is asked for."""
-    server = serving(address)
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def mirror(address: str, certificate: Path) -> Iterator[http.server.ThreadingHTTPServer]:
+def mirror(address: str, certificate: Path) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    server = serving(address, context)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(Answering, address, context) as port:
+        yield port
 
 
 def test_guests_use_the_node_s_proxy_and_trust_its_certificates(
     node_factory: Callable[..., RunningNode],
-    plain: http.server.ThreadingHTTPServer,
-    mirror: http.server.ThreadingHTTPServer,
+    plain: int,
+    mirror: int,
     certificate: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("http_proxy", f"http://{ADDRESS}:{plain.server_port}")
+    monkeypatch.setenv("http_proxy", f"http://{ADDRESS}:{plain}")
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     node = node_factory(
         "corporate",
         ca_file=str(certificate),
         guest_env='{"PIP_INDEX_URL": "https://mirror.corp/simple"}',
-        open_addresses=f'["{ADDRESS}:{mirror.server_port}"]',
+        open_addresses=f'["{ADDRESS}:{mirror}"]',
     )
     sandbox = node.sandbox("base")
     try:
@@ -100,20 +87,12 @@ def test_guests_use_the_node_s_proxy_and_trust_its_certificates(
         assert (
             run("curl -sS http://some.where.example/x").stdout == "you asked for http://some.where.example/x"
         )
-        url = f"https://{ADDRESS}:{mirror.server_port}/y"
+        url = f"https://{ADDRESS}:{mirror}/y"
         assert run(f"curl -sS {url}").stdout == "you asked for /y"
         fetch = f"import urllib.request as u; print(u.urlopen('{url}').read().decode())"
         assert run(f'python3 -c "{fetch}"').stdout == "you asked for /y\n"
-        closed = serving(ADDRESS)  # what nobody opened stays closed
-        try:
-            check = f"curl -sS --noproxy '*' -m 5 http://{ADDRESS}:{closed.server_port}/ || echo refused"
+        with serving(Answering, ADDRESS) as closed:  # what nobody opened stays closed
+            check = f"curl -sS --noproxy '*' -m 5 http://{ADDRESS}:{closed}/ || echo refused"
             assert run(check).stdout == "refused\n"
-        finally:
-            closed.shutdown()
-            closed.server_close()
-        (child,) = sandbox.fork()
-        assert isinstance(child, Sandbox)
-        assert child.commands.run(f"curl -sS {url}").stdout == "you asked for /y"
-        child.kill()
     finally:
         sandbox.kill()

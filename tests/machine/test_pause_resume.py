@@ -122,7 +122,7 @@ def test_the_clock_is_the_hosts_after_a_sleep(sandbox: Sandbox) -> None:
     sandbox.connect(timeout=600)
     before = time.time()
     told = float(said(sandbox, "date +%s.%N")[0])
-    assert before - 0.5 <= told <= time.time() + 0.5
+    assert before - 2 <= told <= time.time() + 2  # it is told, and hears of it as late as the host is loaded
     assert float(said(sandbox, "cut -d' ' -f1 /proc/uptime")[0]) >= uptime
 
 

@@ -10,9 +10,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from support.serving import serving
 
 KEY = "e2b_00"
 PAGE = 100  # entries of a log in one answer, at most
@@ -151,15 +153,9 @@ def build_api() -> Iterator[BuildApi]:
     """The stand-in on loopback, for the time of the block."""
     api = BuildApi()
     handler = type("Handler", (_Handler,), {"api": api})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        api.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield api
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(handler) as port:
+        api.url = f"http://127.0.0.1:{port}"
+        yield api
 
 
 def digest_of(data: bytes) -> str:

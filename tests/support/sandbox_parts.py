@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import CapacityExceeded, Conflict, HostFault, NotFound
+from agentenv.identity.keys import Keys
 from agentenv.image.cache import CachedImage
 from agentenv.image.config import ImageConfig
 from agentenv.image.credentials import Credentials
@@ -458,6 +459,10 @@ class MemoryNode:
         self.images = MemoryImages(self.settings.cache_dir, self.steps)
         self.turn_limit_s = 5.0
         self._open()
+
+    def keys(self, first: str) -> Keys:
+        """The API keys on record, and a first one."""
+        return Keys(self.database, first)
 
     def _open(self) -> None:
         self.database = Database(self.settings.database)

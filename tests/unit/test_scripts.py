@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,42 @@ def test_scripts_parse(script: Path) -> None:
     assert os.access(script, os.X_OK) == (script.suffix != ".sh")
 
 
+def test_scripts_are_sound() -> None:
+    """By shellcheck, which knows what a shell makes of quotes, patterns and failures."""
+    done = subprocess.run(
+        ["shellcheck", "--external-sources", *SCRIPTS, ROOT / ".ci/run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    unit = (ROOT / "packaging/agentenv.service").read_text()
+    aenv = str(Path(sys.executable).parent / "aenv")  # a program that is not there would be complained of
+    copy = tmp_path / "agentenv.service"
+    copy.write_text(unit.replace("/opt/agentenv/current/bin/aenv", aenv))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, check=False
+    )
+    told = [line for line in done.stderr.splitlines() if "agentenv" in line]
+    assert (done.returncode, told) == (0, [])
+
+
+def test_the_unit_has_no_view_of_the_filesystem_of_its_own() -> None:
+    """A sandbox's network namespace is a mount, and the next life of the node must find it."""
+    unit = (ROOT / "packaging/agentenv.service").read_text()
+    given = {line.partition("=")[0] for line in unit.splitlines() if line and line[0] not in "#["}
+    assert {"KillMode", "Delegate", "CapabilityBoundingSet"} <= given
+    apart = re.compile(
+        r"Protect(System|Home|Proc|Kernel\w+|ControlGroups|Hostname)|Private\w+|\w+Paths|Mount\w+|Root\w+"
+        r"|(Bind|Temporary)\w+|DynamicUser|\w+Directory"
+    )
+    assert [each for each in given if apart.fullmatch(each)] == []
+
+
 def test_the_readme_names_both_commands_on_its_first_screen() -> None:
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
     assert "scripts/quickstart" in first
@@ -39,7 +76,7 @@ def test_the_readme_names_both_commands_on_its_first_screen() -> None:
 
 def test_the_packages_to_install_by_hand_are_those_that_quickstart_installs() -> None:
     installed = set(bash('echo "${system_packages[@]}"').stdout.split()) | {"qemu-system-x86"}
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/guides/operations.md").read_text()
     by_hand = re.search(r"apt-get install ((?:[^#\n]*\\\n)*[^#\n]*)", text)
     assert by_hand is not None
     assert set(by_hand[1].replace("\\\n", " ").split()) == installed

@@ -16,6 +16,8 @@ from agentenv.api.models import (
     Given,
     LifecycleAnswer,
     ListedSandbox,
+    OperationAnswer,
+    PhaseAnswer,
     SandboxAnswer,
     SandboxDetail,
     SnapshotAnswer,
@@ -48,6 +50,20 @@ def _fields(body: Given) -> dict[str, Any]:
 def timing(phases: Phases | None) -> dict[str, str]:
     """The header that tells what an operation spent its time on."""
     return {} if phases is None else {"Server-Timing": phases.header()}
+
+
+def operation(phases: Phases) -> OperationAnswer:
+    """The same as `timing`, as it is told later."""
+    return OperationAnswer(
+        operation=phases.operation,
+        seconds=phases.total_s,
+        phases=[
+            PhaseAnswer(
+                name=each.name, begunSeconds=each.begun_s, seconds=each.duration_s, failed=each.failed
+            )
+            for each in phases.ended
+        ],
+    )
 
 
 def created(sandbox: Sandbox, domain: str | None) -> SandboxAnswer:

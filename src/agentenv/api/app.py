@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+import time
+
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 
 from agentenv import __version__
 from agentenv.api import builds, events, exports, faults, observing, planned, sandboxes, snapshots, templates
+from agentenv.api import keys as key_routes
 from agentenv.api.accounting import HEADER, Accounting, Routed
+from agentenv.api.auditing import Auditing
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BodyBound, KeyGate
 from agentenv.api.models import Fault
+from agentenv.api.projects import Projects
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
+from agentenv.identity.audit import Audit
+from agentenv.identity.keys import Keys
+from agentenv.identity.rates import Rates
 from agentenv.observe.observation import Observation
 from agentenv.sandbox.service import Sandboxes
 
@@ -24,12 +32,15 @@ def create_app(
     catalogue: templates.Catalogue,
     settings: Settings,
     *,
-    api_key: str,
+    keys: Keys,
     port: int,
     builder: Builder | None = None,
     observation: Observation | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
     """The application over the given parts; `port` is the one it is served on."""
+    projects = Projects(service, catalogue, keys)
+    guarded = [Depends(projects.guard)]
 
     def domain_for(request: Request) -> str | None:
         return advertised(settings, request.headers.get("host", ""), port)
@@ -49,19 +60,25 @@ def create_app(
 
     app.include_router(planned.routes())
     if observation is not None:  # its /sandboxes/metrics comes before /sandboxes/{sandbox_id}
-        app.include_router(observing.routes(service, observation))
-        app.include_router(events.routes(observation.events))
-    app.include_router(snapshots.routes(service, settings, domain_for))
-    app.include_router(sandboxes.routes(service, settings, domain_for))
+        observation.events.project_of = projects.of_build
+        app.include_router(observing.routes(service, observation, projects), dependencies=guarded)
+        app.include_router(events.routes(observation.events, projects, keys), dependencies=guarded)
+    app.include_router(snapshots.routes(service, settings, domain_for, projects), dependencies=guarded)
+    app.include_router(sandboxes.routes(service, settings, domain_for, projects), dependencies=guarded)
     if builder is not None:
-        app.include_router(builds.routes(builder))
-        app.include_router(exports.routes(builder.exporter))
-    app.include_router(templates.routes(catalogue, service, settings, builder))
+        app.include_router(builds.routes(builder, projects))
+        app.include_router(exports.routes(builder.exporter, projects))
+    app.include_router(templates.routes(catalogue, service, settings, builder, projects))
+    app.include_router(key_routes.routes(keys))
     faults.install(app)
     # The last one added is the outermost.
     app.add_middleware(Routed)
+    if audit is not None:
+        app.add_middleware(Auditing, audit=audit)
     app.add_middleware(BodyBound)
-    app.add_middleware(KeyGate, api_key=api_key)
+    rates = Rates(time.monotonic)
+    keys.on_revoked(rates.forget)
+    app.add_middleware(KeyGate, keys=keys, rates=rates)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=["*"],

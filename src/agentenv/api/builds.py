@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -23,8 +23,10 @@ from agentenv.api.build_models import (
 )
 from agentenv.api.gate import UPLOADS
 from agentenv.api.models import rfc3339
+from agentenv.api.projects import Projects
 from agentenv.building.builder import Builder, Status
 from agentenv.building.definition import Definition, Step, define
+from agentenv.building.ground import IMAGE
 from agentenv.building.logs import PAGE_MAX, Entry
 from agentenv.errors import InvalidRequest, NotImplementedYet
 from agentenv.image.credentials import AwsKeys, Credentials
@@ -50,16 +52,16 @@ class Page:
         )
 
 
-def routes(builder: Builder) -> APIRouter:
+def routes(builder: Builder, projects: Projects) -> APIRouter:
     """All routes of builds over `builder`."""
     router = APIRouter(tags=["builds"])
-    _making(router, builder)
-    _files(router, builder)
-    _looking(router, builder)
+    _making(router, builder, projects)
+    _files(router, builder, projects)
+    _looking(router, builder, projects)
     return router
 
 
-def _making(router: APIRouter, builder: Builder) -> None:
+def _making(router: APIRouter, builder: Builder, projects: Projects) -> None:
     @router.post("/v3/templates", status_code=202, response_model=BuildAnswer)
     @router.post("/v2/templates", status_code=202, response_model=BuildAnswer)
     async def request(body: BuildBody) -> Response:
@@ -68,7 +70,7 @@ def _making(router: APIRouter, builder: Builder) -> None:
         if name is None:
             raise InvalidRequest("name is missing")
         named, build = builder.open(
-            name,
+            projects.new_name(name),
             body.tags or (),
             vcpus=body.cpuCount,
             memory_mib=body.memoryMB,
@@ -79,9 +81,9 @@ def _making(router: APIRouter, builder: Builder) -> None:
     @router.post("/v2/templates/{template_id:path}/builds/{build_id}", status_code=202)
     async def begin(template_id: str, build_id: str, body: StartBody) -> Response:
         """Say what a build is made of, and begin it."""
-        build = builder.find(template_id, build_id)
+        build = builder.find(projects.own(template_id), build_id)
         try:
-            builder.begin(build, _definition(body))
+            builder.begin(build, _definition(body, projects))
         except (InvalidRequest, NotImplementedYet) as error:
             builder.refuse(build, error)
             raise
@@ -90,14 +92,15 @@ def _making(router: APIRouter, builder: Builder) -> None:
     @router.delete("/templates/{template_id:path}/builds/{build_id}", status_code=204)
     async def cancel(template_id: str, build_id: str) -> Response:
         """Cancel a build; one that has ended stays as it is."""
-        await builder.cancel(builder.find(template_id, build_id))
+        await builder.cancel(builder.find(projects.own(template_id), build_id))
         return Response(status_code=204)
 
 
-def _files(router: APIRouter, builder: Builder) -> None:
+def _files(router: APIRouter, builder: Builder, projects: Projects) -> None:
     @router.get("/templates/{template_id:path}/files/{digest}", status_code=201, response_model=UploadAnswer)
     async def link(request: Request, template_id: str, digest: str) -> Response:
         """Whether the files of a hash are here, and where to upload them."""
+        projects.own(template_id)
         present = builder.contexts.find(digest) is not None
         url = f"{request.base_url}{UPLOADS[1:]}{digest}?ticket={builder.contexts.ticket(digest)}"
         return answers.json(UploadAnswer(present=present, url=url), 201)
@@ -110,7 +113,7 @@ def _files(router: APIRouter, builder: Builder) -> None:
         return Response(status_code=200)
 
 
-def _looking(router: APIRouter, builder: Builder) -> None:
+def _looking(router: APIRouter, builder: Builder, projects: Projects) -> None:
     @router.get("/templates/{template_id:path}/builds/{build_id}/status", response_model=StatusAnswer)
     async def status(
         template_id: str,
@@ -118,7 +121,7 @@ def _looking(router: APIRouter, builder: Builder) -> None:
         page: Annotated[Page, Depends()],
     ) -> Response:
         """How a build is getting on, and what it told from entry `logsOffset` on."""
-        return answers.json(_status(page.of(builder, template_id, build_id)))
+        return answers.json(_status(page.of(builder, projects.own(template_id), build_id)))
 
     @router.get("/templates/{template_id:path}/builds/{build_id}/logs", response_model=LogsAnswer)
     async def logs(
@@ -127,7 +130,7 @@ def _looking(router: APIRouter, builder: Builder) -> None:
         page: Annotated[Page, Depends()],
     ) -> Response:
         """What a build told."""
-        found = page.of(builder, template_id, build_id)
+        found = page.of(builder, projects.own(template_id), build_id)
         return answers.json(LogsAnswer(logs=_entries(found.entries)))
 
 
@@ -163,7 +166,20 @@ def _entries(entries: Sequence[Entry]) -> list[LogAnswer]:
     ]
 
 
-def _definition(body: StartBody) -> Definition:
+def _definition(body: StartBody, projects: Projects) -> Definition:
+    """What is asked for, of templates that this project may use."""
+    wanted = _defined(body)
+    template = None if wanted.template is None else projects.readable(wanted.template)
+    steps = tuple(
+        replace(step, source=projects.readable(step.source))
+        if step.source and not step.source.startswith(IMAGE)
+        else step
+        for step in wanted.steps
+    )
+    return replace(wanted, template=template, steps=steps)
+
+
+def _defined(body: StartBody) -> Definition:
     return define(
         image=body.fromImage or None,
         template=body.fromTemplate or None,

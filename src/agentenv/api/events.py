@@ -7,13 +7,17 @@ import json
 import logging
 from collections.abc import Iterable
 from typing import Annotated, Any
+from weakref import WeakSet
 
 from fastapi import APIRouter, Header, Query, Response
 from starlette.types import Receive, Scope, Send
 
 from agentenv.api import answers
 from agentenv.api.models import Given, rfc3339
+from agentenv.api.projects import Projects
 from agentenv.errors import InvalidRequest
+from agentenv.identity.caller import CALLER
+from agentenv.identity.keys import Keys
 from agentenv.observe.events import BUILD_KINDS, LOST, SANDBOX, Event, Events, Filter, Follower
 from agentenv.sandbox.observing import Change
 
@@ -54,8 +58,10 @@ class LifecycleEvent(Given):
     timestamp: str
 
 
-def routes(events: Events) -> APIRouter:
+def routes(events: Events, projects: Projects, keys: Keys) -> APIRouter:
     """The stream and the lists."""
+    streams = Streams(events)
+    keys.on_revoked(streams.end)
     router = APIRouter(tags=["observability"])
 
     @router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
@@ -68,8 +74,8 @@ def routes(events: Events) -> APIRouter:
         """Follow what happens, as server-sent events: each has an `id`, its kind as `event`, and an object as
         `data`. With the id of an event, in `Last-Event-ID` or `after`, those since come first; one of the
         kind `lost` comes before them where some are not known any more."""
-        wanted = Filter(_names(sandbox_id), _kinds(kind))
-        return EventStream(events, events.follow(wanted, last_event_id or after))
+        wanted = Filter(_names(sandbox_id), _kinds(kind), projects.current)
+        return streams.of(CALLER.get().key_id, events.follow(wanted, last_event_id or after))
 
     @router.get("/events/sandboxes", response_model=list[LifecycleEvent])
     async def of_all(
@@ -79,7 +85,8 @@ def routes(events: Events) -> APIRouter:
         types: Several = None,
     ) -> Response:
         """The lives of all sandboxes lately, the newest first unless `orderAsc`."""
-        return answers.json(_listed(events.newest_first(), offset, limit, orderAsc, _names(types)))
+        its = (event for event in events.newest_first() if event.project == projects.current)
+        return answers.json(_listed(its, offset, limit, orderAsc, _names(types)))
 
     @router.get("/events/sandboxes/{sandbox_id}", response_model=list[LifecycleEvent])
     async def of_one(
@@ -90,10 +97,32 @@ def routes(events: Events) -> APIRouter:
         types: Several = None,
     ) -> Response:
         """The life of one sandbox."""
-        its = (event for event in events.newest_first() if event.sandbox_id == sandbox_id)
+        its = (
+            event
+            for event in events.newest_first()
+            if (event.sandbox_id, event.project) == (sandbox_id, projects.current)
+        )
         return answers.json(_listed(its, offset, limit, orderAsc, _names(types)))
 
     return router
+
+
+class Streams:
+    """The streams that are open, by the keys that opened them."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._open: dict[str, WeakSet[Follower]] = {}
+
+    def of(self, key_id: str, follower: Follower) -> EventStream:
+        """A stream of what a follower reads."""
+        self._open.setdefault(key_id, WeakSet()).add(follower)
+        return EventStream(self._events, follower)
+
+    def end(self, key_id: str) -> None:
+        """End those of a key that does not hold any more."""
+        for follower in self._open.pop(key_id, ()):
+            follower.close()
 
 
 class EventStream(Response):

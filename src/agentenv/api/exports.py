@@ -8,12 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from agentenv.api.projects import Projects
 from agentenv.building.export import Exported, Exporter, file_name
 
 MEDIA_TYPE = "application/x-tar"
 
 
-def routes(exporter: Exporter) -> APIRouter:
+def routes(exporter: Exporter, projects: Projects) -> APIRouter:
     """The route, over `exporter`."""
     router = APIRouter(tags=["templates"])
 
@@ -21,7 +22,7 @@ def routes(exporter: Exporter) -> APIRouter:
     async def export(request: Request, template_id: str) -> Response:
         """Export a template's root filesystem as an OCI archive. The answer begins when all of it was read in
         a machine of the template, which may take minutes; it ends with its client."""
-        exported = await _while_wanted(request, exporter, template_id)
+        exported = await _while_wanted(request, exporter, projects.readable(template_id))
         if exported is None:
             return Response(status_code=499)  # which nobody sees
         headers = {

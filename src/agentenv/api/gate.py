@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
-
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentenv.api.faults import fault
+from agentenv.identity.caller import CALLER, Caller
+from agentenv.identity.keys import Keys
+from agentenv.identity.rates import Rates
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/docs"})
 # Uploads carry a ticket instead of the key, and are bounded where they are stored.
@@ -16,23 +17,53 @@ UPLOADS = "/uploads/"
 BODY_LIMIT_BYTES = 1024 * 1024
 
 
-class KeyGate:
-    """Lets requests with the right `X-API-KEY` pass, and those to `OPEN_PATHS` and of uploads."""
+# An admin's choice of another project than the key's own.
+PROJECT = b"x-agentenv-project"
+# Control-plane paths below which only admins come.
+ADMINS = ("/api-keys", "/metrics/sandboxes")
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+
+class KeyGate:
+    """Lets requests with an `X-API-KEY` that holds pass, as often as it may ask; and without one those to
+    `OPEN_PATHS` and of uploads. What is done is done as the key's `Caller`."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, rates: Rates) -> None:
         self._app = app
-        self._key = api_key.encode()
+        self._keys = keys
+        self._rates = rates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope) or self._allowed(scope):
+        if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return
-        answer = fault(401, "the X-API-KEY header is missing, repeated or wrong")
-        await answer(scope, receive, send)
+        found = self._caller(scope)
+        if not isinstance(found, Caller):
+            await found(scope, receive, send)
+            return
+        token = CALLER.set(found)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            CALLER.reset(token)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _caller(self, scope: Scope) -> Caller | ASGIApp:
+        """Who asks, or the answer to one who may not."""
         given = [value for name, value in scope["headers"] if name == b"x-api-key"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._key)
+        key = self._keys.find(given[0]) if len(given) == 1 else None
+        if key is None:
+            return fault(401, "the X-API-KEY header is missing, repeated or wrong")
+        if key.rate is not None and (wait_s := self._rates.take(key.id, key.rate)):
+            rate = f"{key.rate.per_second:g} requests per second"
+            return fault(429, f"this API key may make {rate}", retry=True, retry_after=wait_s)
+        wanted = Headers(scope=scope).get(PROJECT.decode())
+        if wanted is not None and wanted != key.project:
+            if not key.is_admin:
+                return fault(403, "X-AgentENV-Project: only an admin's key acts for other projects")
+            if wanted not in self._keys.projects:
+                return fault(404, f"there is no project {wanted!r}")
+        if not key.is_admin and str(scope["path"]).startswith(ADMINS):
+            return fault(403, "this takes an API key with the scope admin")
+        return Caller.of(key, wanted)
 
 
 class BodyBound:

@@ -322,6 +322,23 @@ class TreeAnswer(Given):
     branches: list[BranchAnswer]
 
 
+class PhaseAnswer(Given):
+    """A phase of an operation: when it began after the operation did, and how long it took."""
+
+    name: str
+    begunSeconds: float
+    seconds: float
+    failed: bool
+
+
+class OperationAnswer(Given):
+    """What was done with a sandbox, and what that spent its time on, in the order in which phases ended."""
+
+    operation: str
+    seconds: float
+    phases: list[PhaseAnswer]
+
+
 class TemplateAnswer(Given):
     """A template; `createdBy` and `lastSpawnedAt` are null, and shown so, where they are not known."""
 

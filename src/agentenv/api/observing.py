@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from agentenv.api import answers
 from agentenv.api.models import Given, rfc3339
+from agentenv.api.projects import Projects
 from agentenv.errors import InvalidRequest
 from agentenv.observe import logbook
 from agentenv.observe.logbook import Entry
@@ -67,11 +68,11 @@ class LogsAnswerV2(Given):
     logs: list[EntryAnswer]
 
 
-def routes(service: Sandboxes, observation: Observation) -> APIRouter:
+def routes(service: Sandboxes, observation: Observation, projects: Projects) -> APIRouter:
     """All routes of what is seen."""
     router = APIRouter(tags=["observability"])
     _node(router, observation)
-    _metrics(router, service, observation)
+    _metrics(router, service, observation, projects)
     _logs(router, service, observation)
     return router
 
@@ -92,7 +93,7 @@ def _node(router: APIRouter, observation: Observation) -> None:
         return Response(await metrics.of_sandboxes(), media_type=CONTENT_TYPE)
 
 
-def _metrics(router: APIRouter, service: Sandboxes, observation: Observation) -> None:
+def _metrics(router: APIRouter, service: Sandboxes, observation: Observation, projects: Projects) -> None:
     histories = observation.histories
 
     @router.get("/sandboxes/metrics", response_model=MetricsOfMany)
@@ -101,7 +102,8 @@ def _metrics(router: APIRouter, service: Sandboxes, observation: Observation) ->
         wanted = [name for each in sandbox_ids for name in each.split(",") if name]
         if len(wanted) > MANY_MOST:
             raise InvalidRequest(f"sandbox_ids: at most {MANY_MOST}, there are {len(wanted)}")
-        found = {name: sample for name in wanted if (sample := histories.last(name)) is not None}
+        mine = filter(projects.has_sandbox, wanted)
+        found = {name: sample for name in mine if (sample := histories.last(name)) is not None}
         return answers.json(MetricsOfMany(sandboxes={name: _metric(each) for name, each in found.items()}))
 
     @router.get("/sandboxes/{sandbox_id}/metrics", response_model=list[MetricAnswer])

@@ -176,8 +176,8 @@ def egress(given: NetworkUpdate) -> Network:
     return Network(internet=internet, given=shown, policy=parse(shown, internet))
 
 
-def idempotency_key(value: str | None, body: CreateBody) -> Key | None:
-    """The key of a create call, bound to what the call asked for.
+def idempotency_key(value: str | None, body: CreateBody, project: str) -> Key | None:
+    """The key of a create call, bound to what the call asked for; each project has its own.
 
     Raises:
         InvalidRequest: it is not 1 to 255 lowercase letters, digits and hyphens.
@@ -187,7 +187,7 @@ def idempotency_key(value: str | None, body: CreateBody) -> Key | None:
     if _KEY.fullmatch(value) is None:
         raise InvalidRequest("Idempotency-Key must be 1 to 255 lowercase letters, digits and hyphens")
     request = f"{type(body).__name__} {body.model_dump_json(exclude_unset=True)}"
-    return Key(value, hashlib.sha256(request.encode()).hexdigest())
+    return Key(f"{project}/{value}", hashlib.sha256(request.encode()).hexdigest())
 
 
 def metadata_filter(value: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
@@ -17,6 +18,7 @@ from agentenv.api.models import (
     LimitsBody,
     ListedSandbox,
     NetworkUpdate,
+    OperationAnswer,
     PauseBody,
     RefreshBody,
     ResumeBody,
@@ -24,6 +26,7 @@ from agentenv.api.models import (
     SandboxDetail,
     TimeoutBody,
 )
+from agentenv.api.projects import Projects
 from agentenv.config import Settings
 from agentenv.sandbox import listing
 from agentenv.sandbox.service import Sandboxes
@@ -33,19 +36,21 @@ Metadata = Annotated[str | None, Query()]
 DomainFor = Callable[[Request], str | None]
 
 
-def routes(service: Sandboxes, settings: Settings, domain_for: DomainFor) -> APIRouter:
+def routes(service: Sandboxes, settings: Settings, domain_for: DomainFor, projects: Projects) -> APIRouter:
     """All sandbox routes over `service`."""
     router = APIRouter(tags=["sandboxes"])
-    _creating(router, service, settings, domain_for)
-    _looking(router, service, domain_for)
+    _creating(router, service, settings, domain_for, projects)
+    _looking(router, service, domain_for, projects)
     _living(router, service, settings, domain_for)
     return router
 
 
-def _creating(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:
+def _creating(
+    router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor, projects: Projects
+) -> None:
     async def create(request: Request, body: CreateBody, key: str | None) -> JSONResponse:
-        wanted = requests.new_sandbox(body, settings)
-        answer = await service.create(wanted, requests.idempotency_key(key, body))
+        wanted = projects.stamped(requests.new_sandbox(body, settings))
+        answer = await service.create(wanted, requests.idempotency_key(key, body, projects.current))
         headers = {**answers.timing(answer.phases), "x-agentenv-sandbox-id": answer.sandbox.id}
         return answers.json(answers.created(answer.sandbox, domain_for(request)), 201, headers=headers)
 
@@ -65,7 +70,7 @@ def _creating(router: APIRouter, service: Sandboxes, settings: Settings, domain_
         return await create(request, body, key)
 
 
-def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> None:
+def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor, projects: Projects) -> None:
     @router.get("/v2/sandboxes", response_model=list[ListedSandbox])
     async def list_v2(
         metadata: Metadata = None,
@@ -77,17 +82,16 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> No
         nextToken: str | None = None,
     ) -> Response:
         """List sandboxes, newest first. The header `x-next-token` is there when more follow."""
-        page = service.list(
-            requests.list_query(
-                metadata=metadata,
-                states=state,
-                order=order,
-                started_after=startedAfter,
-                template=template,
-                limit=limit,
-                token=nextToken,
-            )
+        query = requests.list_query(
+            metadata=metadata,
+            states=state,
+            order=order,
+            started_after=startedAfter,
+            template=projects.readable(template) if template else None,
+            limit=limit,
+            token=nextToken,
         )
+        page = service.list(replace(query, project=projects.current))
         headers = {"X-Total-Running": str(page.total_running)}
         if page.next_token:
             headers["x-next-token"] = page.next_token
@@ -97,7 +101,10 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> No
     async def list_v1(metadata: Metadata = None) -> Response:
         """List all running sandboxes (the older call)."""
         query = listing.Query(
-            states=frozenset({"running"}), metadata=requests.metadata_filter(metadata), limit=None
+            states=frozenset({"running"}),
+            metadata=requests.metadata_filter(metadata),
+            limit=None,
+            project=projects.current,
         )
         return answers.json([answers.listed(each) for each in service.list(query).sandboxes])
 
@@ -105,6 +112,11 @@ def _looking(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> No
     async def get(request: Request, sandbox_id: str) -> Response:
         """Look at one sandbox."""
         return answers.json(answers.detail(service.get(sandbox_id), domain_for(request)))
+
+    @router.get("/sandboxes/{sandbox_id}/operations", response_model=list[OperationAnswer])
+    async def operations(sandbox_id: str) -> Response:
+        """What the last operations on a sandbox spent their time on, oldest first, since the node started."""
+        return answers.json([answers.operation(each) for each in service.operations(sandbox_id)])
 
 
 def _living(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,33 +20,36 @@ from agentenv.api.models import (
     SnapshotDetail,
     TreeAnswer,
 )
+from agentenv.api.projects import Projects
 from agentenv.config import Settings
 from agentenv.sandbox.service import Sandboxes
 
 DomainFor = Callable[[Request], str | None]
 
 
-def routes(service: Sandboxes, settings: Settings, domain_for: DomainFor) -> APIRouter:
+def routes(service: Sandboxes, settings: Settings, domain_for: DomainFor, projects: Projects) -> APIRouter:
     """All routes of snapshots over `service`."""
     router = APIRouter(tags=["snapshots"])
-    _of_sandboxes(router, service, domain_for)
-    _looking(router, service)
-    _many(router, service, settings, domain_for)
+    _of_sandboxes(router, service, domain_for, projects)
+    _looking(router, service, projects)
+    _many(router, service, settings, domain_for, projects)
     return router
 
 
-def _of_sandboxes(router: APIRouter, service: Sandboxes, domain_for: DomainFor) -> None:
+def _of_sandboxes(router: APIRouter, service: Sandboxes, domain_for: DomainFor, projects: Projects) -> None:
     @router.post("/sandboxes/{sandbox_id}/snapshots", status_code=201, response_model=SnapshotAnswer)
     async def take(sandbox_id: str, body: SnapshotBody | None = None) -> Response:
         """Take a snapshot of a sandbox, which goes on; it is a template from then on."""
         given = body or SnapshotBody()
-        made, phases = await service.checkpoint(sandbox_id, given.name, memory=given.memory is not False)
+        name = None if given.name is None else projects.new_name(given.name)
+        made, phases = await service.checkpoint(sandbox_id, name, memory=given.memory is not False)
         return answers.json(answers.snapshot(made), 201, headers=answers.timing(phases))
 
     @router.post("/sandboxes/{sandbox_id}/rollback", response_model=SandboxAnswer)
     async def rollback(request: Request, sandbox_id: str, body: RollbackBody | None = None) -> Response:
         """Put a sandbox back to one of its own snapshots, or to its start."""
-        answer = await service.rollback(sandbox_id, body.snapshotID if body else None)
+        to = projects.own(body.snapshotID) if body and body.snapshotID else None
+        answer = await service.rollback(sandbox_id, to)
         headers = answers.timing(answer.phases)
         return answers.json(answers.created(answer.sandbox, domain_for(request)), headers=headers)
 
@@ -61,7 +65,7 @@ def _of_sandboxes(router: APIRouter, service: Sandboxes, domain_for: DomainFor) 
         )
 
 
-def _looking(router: APIRouter, service: Sandboxes) -> None:
+def _looking(router: APIRouter, service: Sandboxes, projects: Projects) -> None:
     @router.get("/snapshots", response_model=list[SnapshotAnswer])
     async def listed(
         sandboxID: str | None = None,
@@ -70,19 +74,21 @@ def _looking(router: APIRouter, service: Sandboxes) -> None:
         nextToken: str | None = None,
     ) -> Response:
         """List snapshots, newest first. The header `x-next-token` is there when more follow."""
-        page = service.snapshots.list(
-            requests.snapshot_query(sandbox_id=sandboxID, name=name, limit=limit, token=nextToken)
-        )
+        name = projects.wanted_name(name) if name else None
+        query = requests.snapshot_query(sandbox_id=sandboxID, name=name, limit=limit, token=nextToken)
+        page = service.snapshots.list(replace(query, project=projects.current))
         headers = {"x-next-token": page.next_token} if page.next_token else None
         return answers.json([answers.snapshot(each) for each in page.snapshots], headers=headers)
 
     @router.get("/snapshots/{snapshot_id:path}", response_model=SnapshotDetail)
     async def get(snapshot_id: str) -> Response:
         """Look at one snapshot, with its parent and children."""
-        return answers.json(answers.lineage(service.snapshots.lineage(snapshot_id)))
+        return answers.json(answers.lineage(service.snapshots.lineage(projects.own(snapshot_id))))
 
 
-def _many(router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor) -> None:
+def _many(
+    router: APIRouter, service: Sandboxes, settings: Settings, domain_for: DomainFor, projects: Projects
+) -> None:
     @router.post("/sandboxes/{sandbox_id}/fork", status_code=201, response_model=list[ForkAnswer])
     async def fork(request: Request, sandbox_id: str, body: ForkBody | None = None) -> Response:
         """Start `count` sandboxes that go on from where this one is; it goes on as well."""
@@ -99,5 +105,6 @@ def _many(router: APIRouter, service: Sandboxes, settings: Settings, domain_for:
         """Start `count` sandboxes from one template or snapshot."""
         children = requests.children(body.children)
         count = body.count if body.count is not None else max(1, len(children))
-        results = await service.batch(requests.new_sandbox(body, settings), count, children)
+        wanted = projects.stamped(requests.new_sandbox(body, settings))
+        results = await service.batch(wanted, count, children)
         return answers.json(answers.of_many(results, domain_for(request)), 201)

@@ -19,6 +19,7 @@ from agentenv.api.build_models import (
     TagsAnswer,
 )
 from agentenv.api.models import ENVD_VERSION, TemplateAlias, TemplateAnswer, rfc3339
+from agentenv.api.projects import Projects
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
 from agentenv.errors import NotFound
@@ -33,8 +34,11 @@ class Catalogue(Protocol):
     def all(self) -> tuple[Named, ...]:
         """All of them."""
 
+    def find_named(self, reference: str) -> Named | None:
+        """The template of that id or name."""
+
     def named(self, reference: str) -> Named:
-        """The template of that id or name; NotFound when there is none."""
+        """The same; NotFound when there is none."""
 
     def delete(self, reference: str) -> Named:
         """Remove one; NotFound when there is none, Conflict when sandboxes use it."""
@@ -66,28 +70,32 @@ class Deletes(Protocol):
 
 
 def routes(
-    catalogue: Catalogue, snapshots: Deletes, settings: Settings, builder: Builder | None
+    catalogue: Catalogue,
+    snapshots: Deletes,
+    settings: Settings,
+    builder: Builder | None,
+    projects: Projects,
 ) -> APIRouter:
     """The template routes over `catalogue`; `builder` is told of what is deleted."""
     router = APIRouter(tags=["templates"])
-    _tags(router, catalogue, snapshots)
-    _looking(router, catalogue, settings)
-    _changing(router, catalogue, snapshots, builder)
+    _tags(router, catalogue, snapshots, projects)
+    _looking(router, catalogue, settings, projects)
+    _changing(router, catalogue, snapshots, builder, projects)
     return router
 
 
-def _tags(router: APIRouter, catalogue: Catalogue, snapshots: Deletes) -> None:
+def _tags(router: APIRouter, catalogue: Catalogue, snapshots: Deletes, projects: Projects) -> None:
     @router.post("/templates/tags", status_code=201, response_model=TagsAnswer)
     async def assign(body: AssignBody) -> Response:
         """Have tags point to a build, named by one of its tags."""
         tags = names.check_tags(body.tags)
-        found = catalogue.assign_tags(body.target, tags)
+        found = catalogue.assign_tags(projects.own(body.target), tags)
         return answers.json(TagsAnswer(tags=list(tags), buildID=found.build_id), 201)
 
     @router.delete("/templates/tags", status_code=204)
     async def remove(body: RemoveBody) -> Response:
         """Take tags away from a template."""
-        catalogue.remove_tags(body.name, names.check_tags(body.tags))
+        catalogue.remove_tags(projects.own(body.name), names.check_tags(body.tags))
         snapshots.drop_outdated()
         return Response(status_code=204)
 
@@ -97,22 +105,22 @@ def _tags(router: APIRouter, catalogue: Catalogue, snapshots: Deletes) -> None:
         return answers.json(
             [
                 TagAnswer(tag=tag.tag, buildID=tag.build_id, createdAt=rfc3339(tag.assigned_at))
-                for tag in catalogue.tags(template_id)
+                for tag in catalogue.tags(projects.readable(template_id))
             ]
         )
 
 
-def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings) -> None:
+def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings, projects: Projects) -> None:
     @router.get("/templates", response_model=list[TemplateAnswer])
     @router.get("/v2/templates", response_model=list[TemplateAnswer])
     async def listed() -> Response:
-        """List templates."""
-        return JSONResponse([_fields(each, settings) for each in catalogue.all()])
+        """List templates: the project's own, and those that are published."""
+        return JSONResponse([_fields(each, settings) for each in catalogue.all() if projects.sees(each)])
 
     @router.get("/templates/aliases/{alias:path}", response_model=TemplateAlias)
     async def by_alias(alias: str) -> Response:
         """Whether a template of that name exists, and its id."""
-        found = catalogue.named(alias)
+        found = catalogue.named(projects.readable(alias))
         tag = names.parse(alias).tag
         if tag is not None and tag not in found.tags:
             raise NotFound(f'template "{found.name}" has no tag "{tag}"')
@@ -121,17 +129,23 @@ def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings) -> Non
     @router.get("/templates/{template_id:path}", response_model=TemplateAnswer)
     async def get(template_id: str) -> Response:
         """Look at one template, with its builds."""
-        found = catalogue.named(template_id)
+        found = catalogue.named(projects.readable(template_id))
         builds = [_build(found, build, settings) for build in found.builds]
         return JSONResponse({**_fields(found, settings), "builds": builds})
 
 
-def _changing(router: APIRouter, catalogue: Catalogue, snapshots: Deletes, builder: Builder | None) -> None:
+def _changing(
+    router: APIRouter,
+    catalogue: Catalogue,
+    snapshots: Deletes,
+    builder: Builder | None,
+    projects: Projects,
+) -> None:
     @router.patch("/v2/templates/{template_id:path}", response_model=NamesAnswer)
     @router.patch("/templates/{template_id:path}", response_model=NamesAnswer)
     async def publish(template_id: str, body: PublicBody) -> Response:
         """Say whether a template is public."""
-        named = catalogue.named(template_id)
+        named = catalogue.named(projects.own(template_id))
         if body.public is not None:
             named = catalogue.set_public(named.id, body.public)
         return answers.json(NamesAnswer(names=[named.name]))
@@ -140,8 +154,9 @@ def _changing(router: APIRouter, catalogue: Catalogue, snapshots: Deletes, build
     async def delete(template_id: str) -> Response:
         """Delete a snapshot, or a template with all its builds. Sandboxes go on; a template that some were
         started from is refused."""
-        if not snapshots.delete_snapshot(template_id):
-            gone = catalogue.delete(template_id)
+        reference = projects.own(template_id)
+        if not snapshots.delete_snapshot(reference):
+            gone = catalogue.delete(reference)
             snapshots.template_deleted(gone.id)
             if builder is not None:
                 await builder.deleted(gone)

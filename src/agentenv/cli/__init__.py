@@ -14,22 +14,45 @@ from agentenv.errors import AenvError, CapacityExceeded, GuestFault
 # Command -> (module, or module:name where the name is not `command`; one line for the overview). A module is
 # imported when its command runs, so that `--help` and `--version` stay quick.
 COMMANDS = {
+    "auth": ("agentenv.cli.auth", "Know several servers by name, each with its key."),
     "build": ("agentenv.cli.build", "Build a template from a Dockerfile."),
+    "completion": ("agentenv.cli.completion", "Print the completion script of a shell."),
+    "config": ("agentenv.cli.shown_config", "Look at the settings of a node on this machine."),
     "connect": ("agentenv.cli.connect", "Open a shell in a sandbox, or go back to one that was left."),
     "cp": ("agentenv.cli.copying:cp", "Copy files between here and sandboxes."),
+    "delete": ("agentenv.cli.sandboxes:delete", "End sandboxes."),
     "doctor": ("agentenv.cli.doctor", "List what this host can do, what it lacks and how to get it."),
     "download": ("agentenv.cli.copying:download", "Copy files out of a sandbox."),
     "env": ("agentenv.cli.env", "Print the variables that point E2B clients at the local node."),
+    "events": ("agentenv.cli.looking:events", "Follow what happens on a node."),
     "exec": ("agentenv.cli.exec", "Run a command in a sandbox."),
+    "fork": ("agentenv.cli.snapshots:fork", "Start sandboxes that go on from where one is."),
     "forward": ("agentenv.cli.forward", "Reach ports of a sandbox through ports here."),
+    "fsck": ("agentenv.cli.fsck", "Compare the records of a data directory with its files."),
+    "key": ("agentenv.cli.key", "Make, list, rotate and revoke API keys."),
+    "limits": ("agentenv.cli.rules:limits", "Look at and replace how fast sandboxes may be."),
+    "list": ("agentenv.cli.sandboxes:list_", "List sandboxes."),
+    "logs": ("agentenv.cli.looking:logs", "Show the log of a sandbox."),
+    "metrics": ("agentenv.cli.looking:metrics", "Show what a sandbox took lately."),
+    "network": ("agentenv.cli.rules:network", "Look at and replace what sandboxes may reach."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
+    "operations": ("agentenv.cli.looking:operations", "Show what operations spent their time on."),
+    "pause": ("agentenv.cli.sandboxes:pause", "Pause sandboxes."),
     "pull": ("agentenv.cli.pull", "Fetch and convert an image, so that templates of it are made at once."),
+    "resume": ("agentenv.cli.sandboxes:resume", "Have paused sandboxes run again."),
+    "rollback": ("agentenv.cli.snapshots:rollback", "Put a sandbox back to one of its snapshots."),
     "serve": ("agentenv.cli.serve", "Run a node in the foreground."),
     "setup": ("agentenv.cli.setup", "Prepare the data directory: guest kernel, initramfs, tools drive."),
+    "show": ("agentenv.cli.sandboxes:show_", "Show all about a sandbox."),
+    "snapshot": ("agentenv.cli.snapshots", "Take, list, look at and delete snapshots."),
     "start": ("agentenv.cli.start", "Make a sandbox and open a shell in it."),
-    "template": ("agentenv.cli.template", "Make, list and delete templates."),
+    "template": ("agentenv.cli.template", "Make, list, publish, tag and delete templates."),
+    "timeout": ("agentenv.cli.sandboxes:timeout", "Have a sandbox live so long from now."),
     "upload": ("agentenv.cli.copying:upload", "Copy files into a sandbox."),
+    "version": ("agentenv.cli.version", "Print the version of this program."),
 }
+# What people type who come from other tools.
+ALIASES = {"kill": "delete", "ls": "list", "ps": "list", "rm": "delete", "unpause": "resume"}
 
 
 class LazyGroup(click.Group):
@@ -39,6 +62,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -49,18 +73,23 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        with formatter.section("Also"):
+            formatter.write_dl(list(ALIASES.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="aenv")
 def cli() -> None:
-    """MicroVM sandboxes for agents: run a node on this machine.
+    """MicroVM sandboxes for agents: use them, and run a node on this machine.
+
+    SANDBOX is an id, the beginning of one, or the name that it was started with.
 
     \b
     Examples:
       aenv doctor
       aenv setup && aenv template create base --from debootstrap:bookworm
       aenv node start && eval "$(aenv env)"
+      aenv start base
     """
 
 
@@ -68,13 +97,21 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors of ours end it with one line on stderr and their exit code.
 
     Exit codes: 0 done, 1 failed, 2 usage or invalid request, 3 not found, 4 conflict, 5 capacity,
-    6 the host lacks something, 7 not allowed, 130 interrupted.
+    6 the host lacks something, 7 not allowed, 8 the server does not answer, 9 it took too long,
+    130 interrupted.
     """
     try:
         return cli.main(arguments, prog_name="aenv", standalone_mode=True)
     except AenvError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
+        failed = error
+    except ModuleNotFoundError as error:
+        from agentenv.cli.extras import lacking
+
+        if (lacks := lacking(error)) is None:
+            raise
+        failed = lacks
+    show_error(failed)
+    sys.exit(failed.exit_code)
 
 
 def show_error(error: AenvError) -> None:

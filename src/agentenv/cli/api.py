@@ -26,6 +26,19 @@ from agentenv.errors import (
 REQUEST_LIMIT_S = 60.0
 BLOCK = 1 << 20  # bytes of a body that are sent at a time
 
+
+class Unreachable(HostFault):
+    """The node does not answer: it is not there, or the way to it is cut."""
+
+    exit_code = 8
+
+
+class TookTooLong(HostFault):
+    """What was asked is not done in the time that it may take."""
+
+    exit_code = 9
+
+
 _BY_STATUS: Mapping[int, type[AenvError]] = {
     400: InvalidRequest,
     401: Unauthorized,
@@ -36,12 +49,9 @@ _BY_STATUS: Mapping[int, type[AenvError]] = {
     429: CapacityExceeded,
     501: NotImplementedYet,
     503: CapacityExceeded,
+    504: TookTooLong,
     507: StoreFull,
 }
-
-
-class Unreachable(HostFault):
-    """The node does not answer: it is not there, or the way to it is cut."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,10 @@ class Answer:
 
     def fault(self, what: str) -> AenvError:
         """The error that this answer to `what` is."""
-        return _BY_STATUS.get(self.status, HostFault)(f"{what}: {self.message or self.status}")
+        said = self.message or f"{what}: {self.status}"
+        if self.status >= 500 and (request := self.headers.get("x-request-id")):
+            said += f" (request {request} in the node's log)"
+        return _BY_STATUS.get(self.status, HostFault)(said)
 
 
 def download(

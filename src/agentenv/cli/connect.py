@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
 from agentenv.cli.attached.options import detach_option, process_options, variables
 from agentenv.cli.attached.processes import Ended
 from agentenv.cli.attached.session import Left
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 
 
 @click.command("connect")
@@ -50,7 +51,8 @@ def command(
     from agentenv.cli.attached.shell import Wanted, attach, listed
     from agentenv.cli.attached.terminal import parse_keys
 
-    door = Door(Node(*node_address(url, api_key, home)), sandbox)
+    node = Node(*node_address(url, api_key, home))
+    door = Door(node, sandbox_of(node, sandbox))
     if only_list:
         for each, pid in listed(door).items():
             click.echo(f"{each}  {pid}")

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 from agentenv.errors import Conflict, InvalidRequest, NotFound
 
 ATTEMPTS = 3  # of a transfer whose connection breaks although the sandbox runs on
@@ -54,8 +55,8 @@ def parse_place(text: str) -> Place:
 def cp(places: tuple[str, ...], **asked: Any) -> None:
     """Copy files and directories between here and sandboxes, or from one sandbox to another.
 
-    SANDBOX:PATH is in a sandbox, where paths count from its default directory; - is standard input or output.
-    Directories are copied with all below, and SOURCE/. is their content alone. Modes, times and links
+    SANDBOX:PATH is in a sandbox, where paths count from its default directory; - is standard input or
+    output. Directories are copied with all below, and SOURCE/. is their content alone. Modes, times and links
     are kept; the owner is who writes. What exists is replaced file by file, when the new one is complete. The
     same command again goes on with large files that were broken off.
 
@@ -138,7 +139,8 @@ def copy(
     meter = TransferMeter(quiet=quiet)
     transfer = Transfer(_tag(sources, destination), meter, left_out.append)
     paths = [each.path for each in sources]
-    ends = [Door(node, name) for name in (origin, destination.sandbox) if name is not None]
+    names = (name for name in (origin, destination.sandbox) if name is not None)
+    ends = [Door(node, sandbox_of(node, name)) for name in names]
 
     def once() -> None:
         left_out.clear()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import home_option
 from agentenv.errors import Conflict, NotFound, Unauthorized
+
+if TYPE_CHECKING:
+    from agentenv.config import Settings
 
 
 @click.command("env")
@@ -22,12 +25,14 @@ def command(home: Path | None) -> None:
     Example:
       eval "$(aenv env)"
     """
+    from agentenv import config
+
     settings = config.load(home=home)
     for name, value in variables(settings).items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
 
-def variables(settings: config.Settings) -> dict[str, str]:
+def variables(settings: Settings) -> dict[str, str]:
     """The variables for the node that serves this data directory now.
 
     Raises:
@@ -41,7 +46,7 @@ def variables(settings: config.Settings) -> dict[str, str]:
     return {"E2B_API_URL": record.url, "E2B_SANDBOX_URL": record.url, "E2B_API_KEY": api_key(settings)}
 
 
-def api_key(settings: config.Settings) -> str:
+def api_key(settings: Settings) -> str:
     """The API key from the settings or the key file."""
     if settings.api_key:
         return settings.api_key

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
 from agentenv.cli.attached.options import detach_option, process_options, variables
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -74,7 +75,7 @@ def command(
         timeout_s=timeout,
         keys=parse_keys(detach_keys),
     )
-    door = Door(node, sandbox)
+    door = Door(node, sandbox_of(node, sandbox))
     if detach:
         click.echo(wanted.begin(door))
         return

@@ -9,16 +9,14 @@ from pathlib import Path
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
+from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 
 
 @click.command("forward")
 @click.argument("sandbox")
 @click.argument("ports", nargs=-1, required=True, metavar="[[BIND:]LOCAL:]REMOTE...")
-@click.option(
-    "--traffic-token", envvar="AENV_TRAFFIC_TOKEN", help="Of a private sandbox (AENV_TRAFFIC_TOKEN)."
-)
 @node_options
 def command(
     sandbox: str,
@@ -42,7 +40,9 @@ def command(
     from agentenv.cli.attached.forwarding import Forwarding, Pair, parse_pair
 
     wanted = [parse_pair(each) for each in ports]
-    way = Door(Node(*node_address(url, api_key, home)), sandbox).way()
+    node = Node(*node_address(url, api_key, home))
+    sandbox = sandbox_of(node, sandbox)
+    way = Door(node, sandbox).way()
 
     def ready(pair: Pair, host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host

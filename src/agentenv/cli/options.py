@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from agentenv import config
+from agentenv.cli import profiles
 from agentenv.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from agentenv.cli.server import Node
     from agentenv.image.credentials import Credentials
 
 PASSWORD_VARIABLE = "AENV_REGISTRY_PASSWORD"
@@ -53,8 +55,15 @@ def credential_options(function: F) -> F:
 
 
 def node_options(function: F) -> F:
-    """`--url` and `--api-key` of the node that is asked, and `--home`; see `node_address`."""
+    """`--url`, `--api-key` and `--profile` of the node that is asked, and `--home`; see `node_address`."""
     function = home_option(function)
+    function = click.option(
+        "--profile",
+        envvar=profiles.VARIABLE,
+        expose_value=False,
+        callback=_remember_profile,
+        help="A server that `aenv auth` knows (AENV_PROFILE, or the one in use).",
+    )(function)
     function = click.option(
         "--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, or the local one's)."
     )(function)
@@ -63,18 +72,58 @@ def node_options(function: F) -> F:
     )
 
 
+def node_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same options, of which the command gets the `Node` that they mean as its first argument."""
+
+    @functools.wraps(function)
+    def with_node(
+        *arguments: Any, url: str | None, api_key: str | None, home: Path | None, **more: Any
+    ) -> Any:
+        from agentenv.cli.server import Node
+
+        return function(Node(*node_address(url, api_key, home)), *arguments, **more)
+
+    return node_options(with_node)
+
+
+def _remember_profile(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    context.meta[profiles.VARIABLE] = value
+
+
 def node_address(url: str | None, api_key: str | None, home: Path | None) -> tuple[str, str]:
-    """URL and key of the node that is meant: what is not given is the local one's.
+    """URL and key of the node that is meant. What is not given is the profile's that is named; else, where
+    neither is given, that of the profile in use; else the local node's.
 
     Raises:
-        Conflict: no node runs here. Unauthorized: its key file is not readable.
+        NotFound: there is no such profile. Conflict: no node runs here. Unauthorized: its key file is not
+            readable.
     """
-    from agentenv.cli.env import variables
-
+    context = click.get_current_context(silent=True)
+    named = context.meta.get(profiles.VARIABLE) if context is not None else None
+    if named or (url is None and api_key is None and home is None):
+        known = profiles.load()
+        if chosen := named or known.used:
+            profile = known.get(chosen)
+            url, api_key = url or profile.url, api_key or profile.api_key
     if url is None or api_key is None:
+        from agentenv import config
+        from agentenv.cli.env import variables
+
         local = variables(config.load(home=home))
         url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
     return url, api_key
+
+
+def remote(url: str | None, api_key: str | None, home: Path | None) -> Node | None:
+    """The server elsewhere that is meant; None where no option, variable or profile names one, and it is the
+    data directory here that is meant, whether its node runs or not."""
+    from agentenv.cli.server import Node
+
+    context = click.get_current_context()
+    named = url is not None or context.meta.get(profiles.VARIABLE) is not None
+    if not named and (home is not None or profiles.load().used is None):
+        return None
+    return Node(*node_address(url, api_key, home))
 
 
 def credentials(username: str | None, password_stdin: bool) -> Credentials | None:

@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from agentenv.config import Settings
 from agentenv.errors import HostFault, HostIncapable
+
+if TYPE_CHECKING:
+    from agentenv.config import Settings
 
 # What sudo would drop and the command needs: package tools and pulls reach their servers through these.
 PASSED = (
@@ -33,9 +35,14 @@ def require_root(settings: Settings) -> None:
     """Return as root, or replace this process by the same command under sudo.
 
     Raises:
-        HostIncapable: not root, and there is no sudo.
+        HostIncapable: this is not Linux, or the user is not root and there is no sudo.
         HostFault: the data directory cannot be made.
     """
+    if sys.platform != "linux":
+        raise HostIncapable(
+            f"a node needs Linux, and this is {sys.platform}",
+            remedy="--url and --api-key of a node elsewhere",
+        )
     if os.geteuid() == 0:
         return
     if shutil.which("sudo") is None:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.node import Node
 from agentenv.cli.attached.options import detach_option, pairs, process_options, variables
 from agentenv.cli.options import node_address, node_options
+from agentenv.cli.server import Node
 
 
 @click.command("start")

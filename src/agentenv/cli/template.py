@@ -12,23 +12,40 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config
+from agentenv.cli.naming import template_of
 from agentenv.cli.options import (
     credential_options,
     credentials,
     home_option,
     init_option,
     node_address,
+    node_option,
     node_options,
     output_option,
+    remote,
 )
+from agentenv.cli.output import Column, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
+from agentenv.cli.server import Node
+from agentenv.errors import AenvError, NotFound
 
 if TYPE_CHECKING:
+    from agentenv.config import Settings
     from agentenv.records.database import Database
     from agentenv.snapshot.records import Init
     from agentenv.template.store import Template
+
+WATCH_EVERY_S = 0.5
+COLUMNS: tuple[Column, ...] = (
+    ("name", lambda row: row["names"][0]),
+    ("id", lambda row: row["templateID"]),
+    ("status", lambda row: row["buildStatus"]),
+    ("cpus", lambda row: row["cpuCount"]),
+    ("mib", lambda row: row["memoryMB"]),
+    ("disk", lambda row: row["diskSizeMB"]),
+    ("published", lambda row: "yes" if row["public"] else "no"),
+)
 
 
 @click.group("template")
@@ -77,6 +94,8 @@ def create(
       aenv template create alpine --from alpine:3.22
       docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
     """
+    from agentenv import config
+
     settings = config.load(home=home)
     require_root(settings)
     from agentenv.records.ledger import Ledger
@@ -106,11 +125,21 @@ def create(
 
 
 @command.command("list")
-@home_option
+@node_options
 @output_option
 @click.option("--names", is_flag=True, help="Only the names, a line each.")
-def list_templates(home: Path | None, output: str, names: bool) -> None:
-    """List the templates."""
+def list_templates(url: str | None, api_key: str | None, home: Path | None, output: str, names: bool) -> None:
+    """List the templates of a node, running or not, or of a server elsewhere."""
+    if (node := remote(url, api_key, home)) is not None:
+        found = node.call("GET", "/templates")
+        if names:
+            for each in found:
+                click.echo(each["names"][0])
+        else:
+            show(found, COLUMNS, "json" if output == "json" else "table", key="templateID")
+        return
+    from agentenv import config
+
     settings = config.load(home=home)
     templates: list[Template] = []
     if settings.database.exists():  # a directory nobody has used yet stays as it is
@@ -129,9 +158,16 @@ def list_templates(home: Path | None, output: str, names: bool) -> None:
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@home_option
-def delete(names: tuple[str, ...], home: Path | None) -> None:
+@node_options
+def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
     """Delete templates, by name or id. One that sandboxes use is refused."""
+    if (node := remote(url, api_key, home)) is not None:
+        for name in [template_of(node, each) for each in names]:
+            node.call("DELETE", f"/templates/{name}")
+            click.echo(f"deleted {name}")
+        return
+    from agentenv import config
+
     settings = config.load(home=home)
     require_root(settings)
     from agentenv.template.store import Templates
@@ -171,8 +207,73 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
     click.echo(f"{name} {written >> 20} MiB", err=True)
 
 
+@command.command("show")
+@click.argument("name")
+@form_option
+@node_option
+def show_(node: Node, name: str, form: str | None) -> None:
+    """Show the template NAME with its builds."""
+    found = node.call("GET", f"/templates/{template_of(node, name)}")
+    show_one(found, form_of(form), key="templateID")
+
+
+@command.command("tag")
+@click.argument("target", metavar="NAME[:TAG]")
+@click.argument("tags", nargs=-1, required=True, metavar="NEW...")
+@click.option("--remove", is_flag=True, help="Take these tags away from NAME instead.")
+@node_option
+def tag(node: Node, target: str, tags: tuple[str, ...], remove: bool) -> None:
+    """Have the tags NEW point to the build that NAME[:TAG] means now.
+
+    \b
+    Examples:
+      aenv template tag app stable v3
+      aenv template tag app v2 --remove
+    """
+    if remove:
+        node.call("DELETE", "/templates/tags", {"name": target, "tags": list(tags)})
+    else:
+        click.echo(node.call("POST", "/templates/tags", {"target": target, "tags": list(tags)})["buildID"])
+
+
+@command.command("publish")
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Let its own project use it alone again.")
+@node_option
+def publish(node: Node, name: str, undo: bool) -> None:
+    """Let all projects of the node use the template NAME."""
+    found = node.call("PATCH", f"/v2/templates/{template_of(node, name)}", {"public": not undo})
+    click.echo(" ".join(found["names"]))
+
+
+@command.command("watch")
+@click.argument("name")
+@node_option
+def watch(node: Node, name: str) -> None:
+    """Follow the newest build of the template NAME until it ends; ends with 1 if it fails."""
+    import time
+
+    found = node.call("GET", f"/templates/{template_of(node, name)}")
+    if not found["builds"]:
+        raise NotFound(f"the template {name} has no build")
+    path = f"/templates/{found['templateID']}/builds/{found['builds'][0]['buildID']}/status"
+    offset = 0
+    while True:
+        status = node.call("GET", f"{path}?logsOffset={offset}")
+        for entry in status["logEntries"]:
+            click.echo(f"[{entry['level']}] {entry['message']}")
+        offset += len(status["logEntries"])
+        if status["status"] not in ("waiting", "building"):
+            break
+        time.sleep(WATCH_EVERY_S)  # the API of builds has no stream
+    click.echo(status["status"], err=True)
+    if status["status"] != "ready":
+        reason = status.get("reason") or {}
+        raise AenvError(reason.get("message") or f"the build ended as {status['status']}")
+
+
 @contextmanager
-def _database(settings: config.Settings) -> Iterator[Database]:
+def _database(settings: Settings) -> Iterator[Database]:
     from agentenv.records.database import Database
 
     database = Database(settings.database)

@@ -239,6 +239,9 @@ def parse_head(head: bytes) -> Request:
     return Request(method, target, version, headers)
 
 
+_LENGTH_DIGITS = 18  # more than any file has
+
+
 def body_framing(headers: dict[str, str]) -> tuple[bool, int]:
     """How a request's body is delimited: (chunked, length in bytes).
 
@@ -255,8 +258,8 @@ def body_framing(headers: dict[str, str]) -> tuple[bool, int]:
         return True, 0
     if length is None:
         return False, 0
-    if not (length.isascii() and length.isdigit()):
-        raise HttpError(400, f"Content-Length {length!r} is not a number")
+    if not (length.isascii() and length.isdigit() and len(length) <= _LENGTH_DIGITS):
+        raise HttpError(400, f"Content-Length {length[:_LENGTH_DIGITS]!r} is not a number of bytes")
     return False, int(length)
 
 

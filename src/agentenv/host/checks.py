@@ -181,7 +181,7 @@ def cgroups(groups: Cgroups) -> Capability:
     names = [f"{name} (version {parent.version})" for parent in groups.parents for name in parent.controllers]
     if not groups.missing:
         return Capability("cgroups", "ok", False, ", ".join(names), why, "")
-    remedy = "mount cgroup2 at /sys/fs/cgroup with the controllers cpu, memory and pids"
+    remedy = "mount cgroup2 at /sys/fs/cgroup with the controllers cpu, io, memory and pids"
     return Capability("cgroups", "degraded", False, groups.missing, why, remedy)
 
 

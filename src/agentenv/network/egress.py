@@ -3,7 +3,7 @@
 Every packet of a flow is judged, in both directions and by where the flow was first sent to, and not
 only its first one: so a change of policy cuts what it forbids, and lets the rest go on, without any
 list of flows being gone through. The node's own rules (nft.node_rules) are the other half; a packet
-passes if both let it, so what they refuse no policy opens. docs/network.md has the whole order.
+passes if both let it, so what they refuse no policy opens. docs/guides/network.md has the whole order.
 """
 
 from __future__ import annotations

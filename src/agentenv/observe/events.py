@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded
+from agentenv.identity.records import DEFAULT
 from agentenv.sandbox.observing import Happening, Observer
 from agentenv.sandbox.requests import Stopping
 from agentenv.template.records import Build
@@ -46,6 +47,7 @@ class Event:
     template_id: str
     build_id: str
     sandbox_id: str = ""
+    project: str = DEFAULT
     state: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     detail: Mapping[str, str] = field(default_factory=dict)
@@ -57,11 +59,14 @@ class Filter:
 
     sandboxes: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
+    project: str | None = None
 
     def passes(self, event: Event) -> bool:
         """Whether an event is wanted."""
-        return (not self.sandboxes or event.sandbox_id in self.sandboxes) and (
-            not self.kinds or event.kind in self.kinds
+        return (
+            self.project in (None, event.project)
+            and (not self.sandboxes or event.sandbox_id in self.sandboxes)
+            and (not self.kinds or event.kind in self.kinds)
         )
 
 
@@ -122,6 +127,8 @@ class Events(Observer):
         self._followers: set[Follower] = set()
         self._most = followers
         self._over = False
+        # Whose a build is, by its template's id.
+        self.project_of: Callable[[str], str] = lambda template_id: DEFAULT
 
     def happened(self, happening: Happening) -> None:
         sandbox = happening.sandbox
@@ -134,6 +141,7 @@ class Events(Observer):
                 template_id=sandbox.template.id,
                 build_id=sandbox.template.build_id,
                 sandbox_id=sandbox.id,
+                project=sandbox.project,
                 state=str(sandbox.state),
                 metadata=sandbox.metadata,
                 detail=happening.detail,
@@ -152,6 +160,7 @@ class Events(Observer):
                     kind=kind,
                     template_id=build.template_id,
                     build_id=build.id,
+                    project=self.project_of(build.template_id),
                     state=str(build.state),
                     detail=reason,
                 )

@@ -35,9 +35,8 @@ from agentenv.proxy.head import (
     parse_request,
     request_body,
 )
-from agentenv.proxy.limits import TooManyConnections
 from agentenv.proxy.order import Order, Passage
-from agentenv.proxy.plane import DataPlane
+from agentenv.proxy.plane import DataPlane, MayForward
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.upstream import WRITE_HIGH_WATER
 from agentenv.proxy.waking import Waking
@@ -132,8 +131,9 @@ class Front(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         self._since = self._loop.time()
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # it is one in all but name
-        if not self.plane.connected(self, self._loop):
-            self._refuse(TooManyConnections("this address has as many connections as it may have"))
+        refused = self.plane.connected(self, self._loop)
+        if refused is not None:
+            self._refuse(refused)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -193,11 +193,25 @@ class Front(asyncio.Protocol):
         else:
             self._loop.call_later(SHUTDOWN_S, self.reset)
 
+    @property
+    def waits_since(self) -> float | None:
+        """See `Connection.waits_since`."""
+        return None if self._exchange is not None or self._closing else self._since
+
+    def drop(self) -> None:
+        """See `Connection.drop`."""
+        self._close()
+
     def sweep(self, now: float) -> None:
         """See `Connection.sweep`."""
-        if self._exchange is not None or self._closing:
+        if self._closing:
             return
         limits = self.plane.limits
+        if self._exchange is not None:
+            coming = self._body is not None and not self._pauses and self._exchange is self._api
+            if coming and now - self._since > limits.head_s:
+                self.reset()
+            return
         if self._head and now - self._since > limits.head_s:
             self._refuse(NeverComplete(f"the request's head was not complete after {limits.head_s:g} s"))
         elif now - self._since > limits.idle_s:
@@ -274,6 +288,7 @@ class Front(asyncio.Protocol):
                 self, self, self._transport, self._config, self._server_state, self._app_state, self._loop
             )
         self._exchange = self._api
+        self._since = self._loop.time()
         self._api.begin(head)
 
     def _take_body(self, data: bytes) -> bytes:
@@ -281,6 +296,8 @@ class Front(asyncio.Protocol):
         body, exchange = self._body, self._exchange
         if body is None or exchange is None:
             return data
+        if self._exchange is self._api:
+            self._since = self._loop.time()
         try:
             taken = body.feed(data)
         except Malformed as error:
@@ -466,13 +483,15 @@ class Front(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def front_protocol(directory: Directory, settings: Settings, api_key: str = "") -> type[Front]:
+def front_protocol(
+    directory: Directory, settings: Settings, may_forward: MayForward | None = None
+) -> type[Front]:
     """The protocol class for `uvicorn.Config(http=...)`, bound to a data plane of its own (`.plane`).
 
     Args:
         directory: the sandboxes.
         settings: the node's.
-        api_key: what forwarding a port takes; without one nobody may.
+        may_forward: who may have ports forwarded; without it nobody may.
     """
-    plane = DataPlane(directory, settings, api_key)
+    plane = DataPlane(directory, settings, may_forward)
     return type("BoundFront", (Front,), {"plane": plane})

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import hmac
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from agentenv.config import Settings
+from agentenv.errors import AenvError
 from agentenv.proxy import answers
 from agentenv.proxy.answers import Payload
 from agentenv.proxy.directory import Directory, Guard, Route
 from agentenv.proxy.head import TRAFFIC_TOKEN, RequestHead
-from agentenv.proxy.limits import Limits
+from agentenv.proxy.limits import Limits, TooManyConnections
 from agentenv.proxy.order import Passage
 from agentenv.proxy.relay import Relay
 from agentenv.proxy.routing import AGENT_PORT, Signed, Target, decide, is_internal, signed
@@ -20,6 +23,7 @@ from agentenv.proxy.traffic import Traffic
 from agentenv.proxy.upstream import Pool
 
 SWEEP_S = 0.5
+_ROOM_SHARE = 64
 
 K = TypeVar("K")
 
@@ -29,8 +33,19 @@ class Connection(Protocol):
 
     address: bytes
 
+    @property
+    def waits_since(self) -> float | None:
+        """When it began to wait for a request or the rest of a head; None while there is one under way."""
+
     def sweep(self, now: float) -> None:
         """End it if it has been idle, or in the midst of a head, for too long."""
+
+    def drop(self) -> None:
+        """End it, since others need its place."""
+
+
+MayForward = Callable[[bytes, str], bool | None]
+"""Whether who has an API key may reach the ports of a sandbox; None where the key does not hold."""
 
 
 class DataPlane:
@@ -39,13 +54,15 @@ class DataPlane:
     Args:
         directory: the sandboxes.
         settings: the node's; the domain and the limits are used.
-        api_key: what forwarding a port takes; without one nobody may.
+        may_forward: who may have ports forwarded; without it nobody may.
     """
 
-    def __init__(self, directory: Directory, settings: Settings, api_key: str = "") -> None:
+    def __init__(
+        self, directory: Directory, settings: Settings, may_forward: MayForward | None = None
+    ) -> None:
         self.directory = directory
         self.limits = Limits.of(settings)
-        self._api_key = api_key.encode()
+        self._may_forward = may_forward
         self.domain = settings.domain
         self.traffic = Traffic()
         self.pool = Pool()
@@ -105,15 +122,30 @@ class DataPlane:
 
     # For fronts.
 
-    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
-        """A client has connected; false if it has too many connections now."""
+    def connected(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> AenvError | None:
+        """A client has connected; returns why it may not."""
         self._connections.add(connection)
         self.traffic.connections += 1
         self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_S, self._sweep, loop)
         most = self.limits.per_client
-        return most == 0 or self._by_address[connection.address] <= most
+        if 0 < most < self._by_address[connection.address]:
+            return TooManyConnections("this address has as many connections as it may have")
+        if len(self._connections) > self.limits.connections and not self._make_room(connection):
+            return TooManyConnections("the node has as many connections as it may have", retry_after=5)
+        return None
+
+    def _make_room(self, newest: Connection) -> bool:
+        """End those that wait longest, some at a time, since finding them takes a look at all."""
+        waiting = [
+            (since, id(each), each)
+            for each in self._connections
+            if each is not newest and (since := each.waits_since) is not None
+        ]
+        for _, _, each in heapq.nsmallest(max(1, self.limits.connections // _ROOM_SHARE), waiting):
+            each.drop()
+        return bool(waiting)
 
     def disconnected(self, connection: Connection) -> None:
         """A client's connection is gone, or no longer the front's."""
@@ -150,8 +182,8 @@ class DataPlane:
                 return signer
             target = Target(signer.sandbox_id, AGENT_PORT, where.target, True)
             return self._crowded(signer.sandbox_id) or Passage(head, target, signer, True)
-        if where.raw and not self._has_key(head):
-            return answers.no_key()
+        if where.raw and (refused := self._forward_refusal(head, where.sandbox_id)) is not None:
+            return refused
         route = self.directory.route(where.sandbox_id)
         if route is None:
             asleep = self.directory.asleep(where.sandbox_id)
@@ -187,8 +219,12 @@ class DataPlane:
             url.path, url.operation, url.username, url.signature, url.expiration
         )
 
-    def _has_key(self, head: RequestHead) -> bool:
-        return bool(self._api_key) and hmac.compare_digest(head.value(b"x-api-key"), self._api_key)
+    def _forward_refusal(self, head: RequestHead, sandbox_id: str) -> Payload | None:
+        """Why a port is not forwarded; None when it is."""
+        may = None if self._may_forward is None else self._may_forward(head.value(b"x-api-key"), sandbox_id)
+        if may is None:
+            return answers.no_key()
+        return None if may else answers.not_running(sandbox_id, paused=False)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

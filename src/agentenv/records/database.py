@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentenv.errors import StoreCorrupt, StoreFault, StoreFull
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEMA = """
 CREATE TABLE resources (
@@ -105,6 +105,11 @@ CREATE TABLE idempotency (
     sandbox    TEXT NOT NULL,
     created_at REAL NOT NULL
 );
+
+CREATE TABLE api_keys (
+    id       TEXT PRIMARY KEY,
+    document TEXT NOT NULL      -- JSON, see identity/records.py
+);
 """
 
 
@@ -121,8 +126,9 @@ INSERT INTO builds SELECT build_id, id, 'ready', created_at, json_object(
 INSERT INTO template_tags SELECT id, 'default', build_id, created_at FROM before;
 DROP TABLE before
 """,
+    3: "{tables}",
 }
-_NEW_TABLES = {2: ("templates", "builds", "template_tags", "build_logs", "steps")}
+_NEW_TABLES = {2: ("templates", "builds", "template_tags", "build_logs", "steps"), 3: ("api_keys",)}
 
 
 class Database:

@@ -35,6 +35,7 @@ REDIAL_EVERY_S = (1.0, 4.0)
 DIAL_GROWTH = 1.1
 DIAL_LIMIT_S = 1.0
 CALL_LIMIT_S = 30.0
+_WORDS_LIMIT = 500  # characters of what a guest says that are repeated in errors
 DRIVE_STATUS = 422  # by which the agent says that a drive or the root disk cannot be used as it is wanted
 
 JSON = {"Content-Type": "application/json"}
@@ -296,9 +297,9 @@ class Agent:
 def _message(answer: bytes) -> str:
     """What the body of an error says."""
     try:
-        return str(json.loads(answer)["message"])
-    except (ValueError, TypeError, KeyError):
-        return answer.decode(errors="replace")[:500]
+        return str(json.loads(answer)["message"])[:_WORDS_LIMIT]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return answer.decode(errors="replace")[:_WORDS_LIMIT]
 
 
 async def dial(address: str, port: int, every_s: tuple[float, float] = DIAL_EVERY_S) -> _Streams:

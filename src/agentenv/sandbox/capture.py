@@ -125,6 +125,7 @@ def snapshot_of(
         sandbox_id=record.id,
         names=tuple(names),
         folds=contents.folds,
+        project=record.project,
         drives=tuple(
             replace(drive, disk=disk) for drive, disk in zip(record.drives, contents.drives, strict=True)
         ),

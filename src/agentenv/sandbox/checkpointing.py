@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from agentenv.errors import InvalidRequest
@@ -36,6 +38,17 @@ class Checkpointing:
             sandbox_id, Operation.CHECKPOINT, "checkpoint", names=names, memory=memory, durable=True
         )
 
+    @asynccontextmanager
+    async def passing(self, sandbox_id: str, operation: Operation) -> AsyncIterator[Taken]:
+        """A snapshot that is there for the block: what runs from it at the end keeps its files."""
+        point, phases = await self.take(sandbox_id, operation, "fork", durable=False)
+        hold = self._core.snapshots.keep(point)
+        try:
+            yield point, phases
+        finally:
+            hold.release()
+            self._core.discard(point.id)
+
     async def take(
         self,
         sandbox_id: str,
@@ -58,8 +71,17 @@ class Checkpointing:
         except BaseException:
             await core.snapshots.abandon(draft)
             raise
-        work = self._take(live, draft, kind, names, memory, durable)
-        return await outcome(live.begin(work, kind))
+        taking = live.begin(self._take(live, draft, kind, names, memory, durable), kind)
+        try:
+            return await outcome(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._discard)
+            raise
+
+    def _discard(self, taking: asyncio.Task[Taken]) -> None:
+        """Of one whose caller has gone; a checkpoint stays, to be found in the list."""
+        if not taking.cancelled() and taking.exception() is None:
+            self._core.discard(taking.result()[0].id)
 
     async def _take(
         self, live: Live, draft: Draft, kind: Kind, names: tuple[str, ...], memory: bool, durable: bool
@@ -118,6 +140,7 @@ class Checkpointing:
                 made = await snapshots.publish(draft, record, durable=durable)
         except BaseException:
             await snapshots.abandon(draft)
+            core.discard(draft.id)  # if it was published, and the caller had gone
             raise
         finally:
             hold.release()

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError, StoreFault
+from agentenv.identity.quotas import no_quota, require_room
+from agentenv.identity.records import Quota
 from agentenv.sandbox.admission import Admission, Need
 from agentenv.sandbox.expiry import Expiry
 from agentenv.sandbox.launch import Launcher
@@ -62,8 +64,10 @@ class Core:
         boot_id: str,
         turn_limit_s: float,
         upkeep: Upkeep | None = None,
+        quota_of: Callable[[str | None], Quota] = no_quota,
     ) -> None:
         self.upkeep = upkeep
+        self.quota_of = quota_of
         self.admission = admission
         self.settings = settings
         self.launcher = launcher
@@ -97,8 +101,21 @@ class Core:
 
         Raises:
             CapacityExceeded: there is no room for it. InvalidRequest: there never will be.
+            QuotaExceeded: the key that made it has as many as it may.
         """
+        self.require_quota(record)
         self.admission.reserve(record.id, need_of(record))
+
+    def require_quota(self, record: Sandbox) -> None:
+        """Raise QuotaExceeded where a sandbox with a machine would be more than its key may have."""
+        if quota := self.quota_of(record.key):
+            others = [
+                _taken(live.record)
+                for live in self.all
+                if live.record.key == record.key and live.record.id != record.id
+            ]
+            wanted = Quota(1, record.vcpus, record.memory_mib, record.written_mib)
+            require_room(quota, others, wanted)
 
     def count(self, record: Sandbox) -> None:
         """Hold what a sandbox takes in its present state: it is there, whether there is room or not."""
@@ -363,6 +380,13 @@ class Core:
 def need_of(record: Sandbox) -> Need:
     """What a sandbox with a machine takes of the node."""
     return Need.running(vcpus=record.vcpus, memory_mib=record.memory_mib, disk_mib=record.written_mib)
+
+
+def _taken(record: Sandbox) -> Quota:
+    """What a sandbox takes of its key's quota."""
+    if record.state is State.PAUSED:
+        return Quota(1, 0, 0, record.written_mib)
+    return Quota(1, record.vcpus, record.memory_mib, record.written_mib)
 
 
 async def outcome(operation: asyncio.Task[T]) -> T:

@@ -77,6 +77,8 @@ class Creating:
             lifecycle=request.lifecycle,
             network=request.network,
             limits=request.limits,
+            project=request.project,
+            key=request.key,
             boot_id=self._core.boot_id,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agentenv.errors import AenvError, InvalidRequest
+from agentenv.identity.caller import CALLER
 from agentenv.sandbox import source
 from agentenv.sandbox.checkpointing import Checkpointing
 from agentenv.sandbox.core import Core, need_of, outcome
@@ -56,10 +57,10 @@ class Forking:
         """See Sandboxes.fork."""
         wishes = _wishes(count, children)
         if (source_of := self._core.all.find(sandbox_id)) is not None:
-            self._core.admission.check(need_of(source_of.record))  # for one at least, before anything is done
-        point, phases = await self._checkpointing.take(sandbox_id, Operation.FORK, "fork", durable=False)
-        hold = self._core.snapshots.keep(point)
-        try:
+            # For one at least, before anything is done.
+            self._core.require_quota(replace(source_of.record, id="", key=CALLER.get().key_id))
+            self._core.admission.check(need_of(source_of.record))
+        async with self._checkpointing.passing(sandbox_id, Operation.FORK) as (point, phases):
             parent = self._core.all.find(sandbox_id)
             if parent is None:  # killed meanwhile; what it was is there all the same
                 raise self._core.all.missing(sandbox_id)
@@ -72,9 +73,6 @@ class Forking:
             made = (each.sandbox.id for each in results if isinstance(each, Answer))
             self._core.tell(Change.FORKED, record, children=", ".join(made))
             return results
-        finally:
-            hold.release()
-            self._core.discard(point.id)
 
     async def batch(self, request: NewSandbox, count: int = 1, children: Sequence[Child] = ()) -> Results:
         """See Sandboxes.batch."""
@@ -132,6 +130,7 @@ class Forking:
             metadata={**parent.metadata, **wish.metadata},
             env={**parent.env, **wish.env},
             guest=replace(parent.guest, env=inherited(parent.guest.env, wish.env)),
+            key=CALLER.get().key_id,
             machine_id=new_machine_id(),
             snapshot=point.id,
             start=point.id,

@@ -22,9 +22,12 @@ from agentenv.vmm.machine import Machine
 
 COMMAND_LIMIT_S = 3600.0
 CHUNK_BYTES = 256 * 1024
+STILL_S = 600.0  # for which a transfer may stand still
+_GRACE_S = 60.0  # that the agent has, after a command's time, to say that it is over
 ANSWER_LIMIT_BYTES = 1 << 20
-MESSAGE_LIMIT_BYTES = 64 << 20
+MESSAGE_LIMIT_BYTES = 4 << 20  # the agent joins output up to a 64th of that
 
+_WORDS_LIMIT = 500  # characters of what a guest says that are repeated in errors
 _LAST = 2  # the flag of a stream's last envelope (Connect protocol)
 _STDOUT_STDERR = ("stdout", "stderr")
 
@@ -77,7 +80,13 @@ class Guest:
             CommandFailed: it could not be started, did not succeed, or took longer than `limit_s` seconds,
                 after which it is killed. GuestFault: the machine or its agent is gone.
         """
-        await unless_exit(self._machine, self._run(command, output, limit_s))
+        try:
+            async with asyncio.timeout(limit_s + _GRACE_S):
+                await unless_exit(self._machine, self._run(command, output, limit_s))
+        except TimeoutError:
+            raise GuestFault(
+                f"the agent at {self._address} did not end a command after {limit_s:g} s"
+            ) from None
 
     async def _run(self, command: Command, output: Output, limit_s: float) -> None:
         message = json.dumps({"process": _process(command), "stdin": False}).encode()
@@ -95,7 +104,7 @@ class Guest:
             if (await exchange.status()) != 200:
                 raise CommandFailed(f"command failed: {_words(await exchange.whole())}")
             async for flag, message in _envelopes(exchange.body()):
-                if _told(flag, json.loads(message), output):
+                if _told(flag, _document(message), output):
                     return
         raise GuestFault(f"the agent at {self._address} did not say how the command ended")
 
@@ -109,7 +118,7 @@ class Guest:
 
     async def _fetch(self, path: str, take: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]) -> T:
         target = "/files?" + urlencode({"path": path, "username": "root"}, quote_via=quote)
-        async with _Exchange(self._address, self._port) as exchange:
+        async with _Exchange(self._address, self._port, STILL_S) as exchange:
             await exchange.begin(target, {"Accept-Encoding": "identity"}, 0, method="GET")
             exchange.send_end()
             if (await exchange.status()) != 200:
@@ -126,7 +135,7 @@ class Guest:
 
     async def _put(self, path: str, file: BinaryIO, size: int) -> None:
         target = "/files?" + urlencode({"path": path, "username": "root"}, quote_via=quote)
-        async with _Exchange(self._address, self._port) as exchange:
+        async with _Exchange(self._address, self._port, STILL_S) as exchange:
             await exchange.begin(target, {"Content-Type": "application/octet-stream"}, size)
             left = size
             while left:
@@ -144,9 +153,10 @@ class Guest:
 
 
 class _Exchange:
-    """One request on a connection of its own, and its answer."""
+    """One request on a connection of its own, and its answer; `still_s` is for how long nothing may move."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str, port: int, still_s: float | None = None) -> None:
+        self._still_s = still_s
         self._address = address
         self._port = port
         self._http = h11.Connection(h11.CLIENT)
@@ -176,7 +186,10 @@ class _Exchange:
 
     async def drain(self) -> None:
         try:
-            await self._writer.drain()
+            async with asyncio.timeout(self._still_s):
+                await self._writer.drain()
+        except TimeoutError:
+            raise self._still() from None
         except OSError as error:
             raise GuestFault(f"the agent at {self._address} broke the connection: {error}") from error
 
@@ -203,12 +216,19 @@ class _Exchange:
             while (event := self._http.next_event()) is h11.NEED_DATA or isinstance(
                 event, h11.InformationalResponse
             ):
-                self._http.receive_data(await self._reader.read(CHUNK_BYTES))
+                async with asyncio.timeout(self._still_s):
+                    data = await self._reader.read(CHUNK_BYTES)
+                self._http.receive_data(data)
+        except TimeoutError:
+            raise self._still() from None
         except (OSError, h11.RemoteProtocolError) as error:
             raise GuestFault(f"the agent at {self._address} broke its answer off: {error}") from error
         if not isinstance(event, h11.Event) or isinstance(event, h11.ConnectionClosed):
             raise GuestFault(f"the agent at {self._address} ended the connection")
         return event
+
+    def _still(self) -> GuestFault:
+        return GuestFault(f"nothing came from or went to the agent at {self._address} in {self._still_s} s")
 
 
 def _process(command: Command) -> dict[str, Any]:
@@ -237,6 +257,16 @@ async def _envelopes(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, byt
             del buffer[: 5 + length]
 
 
+def _document(message: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError):  # the latter for what is nested too deeply
+        document = None
+    if not isinstance(document, dict):
+        raise GuestFault("a message of the agent is none of a process's")
+    return document
+
+
 def _told(flag: int, message: Mapping[str, Any], output: Output) -> bool:
     """Take one message in; whether the command has ended well.
 
@@ -244,23 +274,39 @@ def _told(flag: int, message: Mapping[str, Any], output: Output) -> bool:
         CommandFailed: it has not.
     """
     if flag & _LAST and (error := message.get("error")):
-        raise CommandFailed(f"command failed: {error.get('code')}: {error.get('message')}")
-    event = message.get("event") or {}
+        told = _part(error)
+        raise CommandFailed(f"command failed: {_word(told.get('code'))}: {_word(told.get('message'))}")
+    event = _part(message.get("event"))
     for stream in _STDOUT_STDERR:
-        if encoded := (event.get("data") or {}).get(stream):
-            output(stream, base64.b64decode(encoded))
-    end = event.get("end")
-    if end is None:
+        if encoded := _part(event.get("data")).get(stream):
+            output(stream, _decoded(encoded))
+    if event.get("end") is None:
         return False
+    end = _part(event["end"])
     if end.get("exitCode") or not end.get("exited", True):
-        raise CommandFailed(end.get("status") or f"exit status {end.get('exitCode')}")
+        raise CommandFailed(_word(end.get("status") or f"exit status {end.get('exitCode')}"))
     return True
+
+
+def _part(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _word(value: object) -> str:
+    return str(value)[:_WORDS_LIMIT]
+
+
+def _decoded(encoded: object) -> bytes:
+    try:
+        return base64.b64decode(encoded) if isinstance(encoded, str) else b""
+    except ValueError:
+        raise GuestFault("output of a command is not encoded as it should be") from None
 
 
 def _words(answer: bytes) -> str:
     """What an error's body says."""
     try:
         said = json.loads(answer)
-        return f"{said['code']}: {said['message']}"
-    except (ValueError, KeyError, TypeError):
-        return answer.decode(errors="replace")[:500]
+        return _word(f"{said['code']}: {said['message']}")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return answer.decode(errors="replace")[:_WORDS_LIMIT]

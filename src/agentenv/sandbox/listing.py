@@ -16,7 +16,8 @@ LIMIT_MAX = 100
 
 @dataclass(frozen=True)
 class Query:
-    """What to list. `states` holds "running" and "paused", `token` where the page before ended."""
+    """What to list. `states` holds "running" and "paused", `token` where the page before ended; without
+    `project`, those of all."""
 
     states: frozenset[str] = frozenset({"running", "paused"})
     metadata: dict[str, str] = field(default_factory=dict)
@@ -25,6 +26,7 @@ class Query:
     ascending: bool = False
     limit: int | None = LIMIT_MAX
     token: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def select(sandboxes: Iterable[Sandbox], query: Query) -> Page:
 def _matches(sandbox: Sandbox, query: Query) -> bool:
     return (
         SHOWN.get(sandbox.state) in query.states
+        and query.project in (None, sandbox.project)
         and all(sandbox.metadata.get(key) == value for key, value in query.metadata.items())
         and (query.template is None or query.template in (sandbox.template.id, sandbox.template.name))
         # E2B's clients expect one that started at that very time, which they were told to the microsecond.

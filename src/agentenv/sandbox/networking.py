@@ -51,10 +51,8 @@ class Networking:
 
     async def _go_back(self, live: Live, slot: Slot, before: Network) -> None:
         self._commit(live, before)
-        try:
-            await self._core.launcher.slots.apply(
-                slot, before.policy
-            )  # it may have been changed all the same
+        try:  # they may have been changed all the same
+            await self._core.launcher.slots.apply(slot, before.policy)
         except HostFault as error:  # the caller hears what went wrong first
             log.error("sandbox %s: its network rules are not certain: %s", live.record.id, error)
 

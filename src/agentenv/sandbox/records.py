@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from agentenv.identity.records import DEFAULT
 from agentenv.limits import NONE, Limits
 from agentenv.network.policy import UNRESTRICTED, Policy
 from agentenv.network.slot import Slot
@@ -87,7 +88,8 @@ class Sandbox:
     `env` is what the client gave, `guest` what processes get in the end. `snapshot` is the newest one on
     the line of its machine, which a paused sandbox is resumed from; `start` the one that it was born
     from; `target` the one that the operation under way makes. `fingerprint` is that of a machine that was
-    booted; a restored one has its snapshot's. `drives` are as they were when it was created.
+    booted; a restored one has its snapshot's. `drives` are as they were when it was created. `project` is
+    whose it is, `key` the id of the API key that made it.
     """
 
     id: str
@@ -122,6 +124,8 @@ class Sandbox:
     boot_id: str | None = None
     ended_at: float | None = None
     reason: str | None = None
+    project: str = DEFAULT
+    key: str | None = None
 
     def with_state(self, state: State, **changes: Any) -> Sandbox:
         """This record in another state."""

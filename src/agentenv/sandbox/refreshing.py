@@ -37,9 +37,7 @@ class Refreshing:
     async def refresh(self, sandbox_id: str) -> Phases:
         """See Sandboxes.refresh_memory."""
         core = self._core
-        first, _ = await self._checkpointing.take(sandbox_id, Operation.REFRESH, "fork", durable=False)
-        hold = core.snapshots.keep(first)
-        try:
+        async with self._checkpointing.passing(sandbox_id, Operation.REFRESH) as (first, _):
             if core.upkeep is not None:
                 await core.upkeep.flatten(first.id)
             core.refuse_when_stopping()
@@ -52,9 +50,6 @@ class Refreshing:
                 await core.snapshots.abandon(draft)
                 raise
             return await outcome(live.begin(self._refresh(live, draft), "refresh"))
-        finally:
-            hold.release()
-            core.discard(first.id)
 
     async def _refresh(self, live: Live, draft: Draft) -> Phases:
         core = self._core

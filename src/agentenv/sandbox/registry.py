@@ -143,6 +143,12 @@ class Registry:
                 return live, verdict
             await live.settled(deadline - loop.time())
 
+    def project_of(self, sandbox_id: str) -> str | None:
+        """Whose a sandbox is, or was; None where that is not known."""
+        live = self._live.get(sandbox_id)
+        record = live.record if live is not None else self.records.find(sandbox_id)
+        return None if record is None else record.project
+
     def missing(self, sandbox_id: str) -> NotFound:
         """The error for a sandbox that is not there, with how it ended where that is known."""
         message = f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentenv.errors import CapacityExceeded, InvalidRequest, NotImplementedYet
+from agentenv.identity.records import DEFAULT
 from agentenv.limits import NONE, Limits
 from agentenv.sandbox.drives import NewDrive
 from agentenv.sandbox.phases import Phases
@@ -43,6 +44,8 @@ class NewSandbox:
     shape: Shape = Shape()
     drives: tuple[NewDrive, ...] = ()
     limits: Limits = NONE
+    project: str = DEFAULT
+    key: str | None = None
 
 
 def refuse_unsupported(request: NewSandbox) -> None:

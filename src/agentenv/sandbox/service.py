@@ -16,6 +16,8 @@ from typing import Any
 
 from agentenv.config import Settings
 from agentenv.errors import AenvError
+from agentenv.identity.quotas import no_quota
+from agentenv.identity.records import Quota
 from agentenv.limits import Limits
 from agentenv.network.ahead import SlotsAhead
 from agentenv.proxy.directory import Asleep, Guard, Route
@@ -85,6 +87,7 @@ class Sandboxes:
         turn_limit_s: float = TURN_LIMIT_S,
         upkeep: Upkeep | None = None,
         images: Images | None = None,
+        quota_of: Callable[[str | None], Quota] = no_quota,
     ) -> None:
         self.snapshots = snapshots or Snapshots(database, ledger, settings.home)
         agent_at = agent_at or partial(Agent, around=Surroundings.of(settings, ipv6=slots.ipv6).around)
@@ -124,6 +127,7 @@ class Sandboxes:
             boot_id=ledger.boot_id,
             turn_limit_s=turn_limit_s,
             upkeep=upkeep,
+            quota_of=quota_of,
         )
         self.home = settings.home
         self.launcher = launcher
@@ -151,6 +155,17 @@ class Sandboxes:
     def recent(self) -> deque[Phases]:
         """What the last operations spent their time on, oldest first."""
         return self._core.recent
+
+    def operations(self, sandbox_id: str) -> list[Phases]:
+        """Those of one sandbox, which may have ended meanwhile.
+
+        Raises:
+            NotFound: nothing is known of such a sandbox.
+        """
+        found = [each for each in self._core.recent if each.sandbox_id == sandbox_id]
+        if not found:
+            self.get(sandbox_id)
+        return found
 
     # Life of the service
 
@@ -243,6 +258,10 @@ class Sandboxes:
         if live is None or live.record.state not in SHOWN:
             raise self._all.missing(sandbox_id)
         return live.record
+
+    def project_of(self, sandbox_id: str) -> str | None:
+        """Whose a sandbox is, or was; None where that is not known."""
+        return self._all.project_of(sandbox_id)
 
     def list(self, query: Query) -> Page:
         """A page of sandboxes."""

@@ -17,13 +17,14 @@ LIMIT_MAX = 100
 @dataclass(frozen=True)
 class Query:
     """What to list. `name` may be an id, a name, or a name with a tag; `token` tells where the page
-    before ended."""
+    before ended; without `project`, those of all are listed."""
 
     sandbox_id: str | None = None
     name: str | None = None
     kinds: frozenset[Kind] = frozenset({"checkpoint"})
     limit: int | None = LIMIT_MAX
     token: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def _matches(record: Snapshot, query: Query) -> bool:
     return (
         record.deleted_at is None
         and record.kind in query.kinds
+        and query.project in (None, record.project)
         and (query.sandbox_id is None or record.sandbox_id == query.sandbox_id)
         and (
             query.name is None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from agentenv.identity.records import DEFAULT
 from agentenv.records.document import Documents
 
 ROOT = "snapshots"
@@ -166,6 +167,7 @@ class Snapshot:
     deleted_at: float | None = None
     folds: tuple[Fold, ...] = ()
     drives: tuple[Attached, ...] = ()
+    project: str = DEFAULT
 
     @property
     def disks(self) -> tuple[tuple[DiskLayer, ...], ...]:

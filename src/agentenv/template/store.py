@@ -129,7 +129,7 @@ class Templates:
     # Changing
 
     def claim_name(self, cursor: sqlite3.Cursor, name: str, now: float) -> str:
-        """The id of the template of a name, which is made where there is none.
+        """The id of the template of a name, which is made where there is none, and is not published.
 
         Raises:
             Conflict: a snapshot has the name.
@@ -142,11 +142,12 @@ class Templates:
         ).fetchone():
             raise Conflict(f'"{name}" is the name of a snapshot', remedy="give the template another name")
         template_id = new_id()
-        cursor.execute("INSERT INTO templates VALUES (?, ?, 1, ?)", (template_id, name, now))
+        cursor.execute("INSERT INTO templates VALUES (?, ?, 0, ?)", (template_id, name, now))
         return template_id
 
     def register(self, template: Template) -> Template:
-        """Record a template that is ready, in the place of one of the same name if there is one.
+        """Record a template that is ready, in the place of one of the same name if there is one; a new one
+        is published, since the node's own commands make it.
 
         The id and time of creation of the one before are kept, and its files retired: they
         go with `sweep` when no sandbox can be using them. Returns the record as it is now.
@@ -178,7 +179,7 @@ class Templates:
         return template
 
     def set_public(self, reference: str, public: bool) -> Named:
-        """Say whether a template is for everybody; on a node it is no matter, and is shown."""
+        """Say whether other projects may use a template."""
         named = self.named(reference)
         with self._database.transaction() as cursor:
             cursor.execute("UPDATE templates SET public = ? WHERE id = ?", (public, named.id))

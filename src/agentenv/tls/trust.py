@@ -8,7 +8,7 @@ HTTPS = 443
 
 
 def advice(settings: Settings) -> str:
-    """The steps, as a text for people; docs/tls.md says more."""
+    """The steps, as a text for people; docs/guides/tls.md says more."""
     path = settings.tls_dir / "ca.pem"
     domain = settings.domain_name
     store = "/usr/local/share/ca-certificates/aenv.crt"

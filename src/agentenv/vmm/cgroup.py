@@ -12,7 +12,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-CONTROLLERS = ("cpu", "memory", "pids")
+from agentenv.limits import DiskLimits
+
+CONTROLLERS = ("cpu", "io", "memory", "pids")
+_OLD_NAMES = {"io": "blkio"}  # of version 1
 _PERIOD_US = 100_000
 _EMPTY_LIMIT_S = 5.0
 
@@ -71,8 +74,9 @@ def version_1_parents(mountinfo: str, membership: str) -> list[Parent]:
     parents: dict[Path, list[str]] = {}
     for mount in mounts(mountinfo):
         for controller in CONTROLLERS:
-            if mount.version == 1 and controller in mount.options:
-                inside = os.path.relpath(own_group(membership, controller), mount.root)
+            old = _OLD_NAMES.get(controller, controller)
+            if mount.version == 1 and old in mount.options:
+                inside = os.path.relpath(own_group(membership, old), mount.root)
                 shown = mount.point if inside.startswith("..") else mount.point / inside
                 parents.setdefault(shown, []).append(controller)
     return [Parent(path, 1, tuple(names)) for path, names in parents.items()]
@@ -115,7 +119,43 @@ def settings(parent: Parent, limits: Limits) -> list[tuple[str, str]]:
         "pids": [("pids.max", str(limits.tasks))],
     }
     table = version_1 if parent.version == 1 else version_2
-    return [item for name in parent.controllers for item in table[name]]
+    # Being in a group of its own is what a process needs for its share of the disk.
+    return [item for name in parent.controllers for item in table.get(name, ())]
+
+
+def disk_settings(parent: Parent, device: str, limits: DiskLimits) -> list[tuple[str, str]]:
+    """The same for limits of a disk, given as MAJOR:MINOR, which replace those before.
+
+    They are for a hypervisor that does not keep its own, so they leave it room: twice the rates, or what it
+    may do at once.
+    """
+    if "io" not in parent.controllers:
+        return []
+    size = _roomy(limits.bytes_per_second, limits.burst_bytes)
+    count = _roomy(limits.iops, limits.burst_operations)
+    if parent.version == 1:
+        return [
+            (f"blkio.throttle.{way}_{what}_device", f"{device} {most}")
+            for what, most in (("bps", size), ("iops", count))
+            for way in ("read", "write")
+        ]
+    rates = [("rbps", size), ("wbps", size), ("riops", count), ("wiops", count)]
+    return [("io.max", " ".join([device, *(f"{name}={most or 'max'}" for name, most in rates)]))]
+
+
+def _roomy(rate: int | None, burst: int | None) -> int:
+    return max(2 * rate, burst or 0) if rate else 0
+
+
+def device_of(path: Path) -> str | None:
+    """The disk that a file or directory is on, as MAJOR:MINOR; None where it is on no disk of its own, as on
+    btrfs and on a network's filesystem."""
+    number = path.stat().st_dev
+    place = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not place.exists():
+        return None
+    whole = place.resolve().parent if (place / "partition").exists() else place  # groups know no partitions
+    return (whole / "dev").read_text().strip()
 
 
 class Cgroups:
@@ -157,6 +197,18 @@ class Cgroups:
             group.mkdir()
             for file, value in settings(parent, limits):
                 (group / file).write_text(value)
+
+    def limit_disk(self, groups: list[Path], device: str, limits: DiskLimits) -> None:
+        """Set limits of a disk for groups that were made here.
+
+        Raises:
+            OSError: the kernel refused one.
+        """
+        for group in groups:
+            for parent in self.parents:
+                if group.parent == parent.path:
+                    for file, value in disk_settings(parent, device, limits):
+                        (group / file).write_text(value)
 
 
 def join(paths: list[Path], pid: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentenv.proc import start_time, stat
 from agentenv.records.ledger import host_boot_id
+from agentenv.vmm import mounts
 
 _EXECUTING_LIMIT_S = 0.5
 _YOUNG_S = 60.0
@@ -88,18 +89,26 @@ class Process:
 
 
 def spawn(
-    argv: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], output: int
-) -> Identity:
-    """Start a program in a session of its own and say who it is. May be called on any thread.
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+    *,
+    nothing: int,
+    output: int,
+) -> int:
+    """Start a program in a session of its own and return its pid, for `identify`. To be called on a thread
+    that does nothing else afterwards, and may have left the host's files.
 
     Nothing is run between fork and exec, so that the child can be made without copying this
-    process's page tables. Standard input is empty; both outputs go to the descriptor `output`.
+    process's page tables; nor is anything closed there, which without a `/proc` would mean every number.
+    Standard input is the descriptor `nothing`, of /dev/null; both outputs go to the descriptor `output`.
     """
+    mounts.pass_on(descriptors)
     child = subprocess.Popen(
         argv,
         env=environment,
-        pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
+        close_fds=False,
+        stdin=nothing,
         stdout=output,
         stderr=output,
         cwd="/",
@@ -107,9 +116,14 @@ def spawn(
     )
     # It is waited for by its pidfd, or not at all: Popen must neither wait nor complain.
     child.returncode = 0
-    start = start_time(child.pid)
-    assert start is not None  # not waited for yet, so its entry in /proc exists
-    return Identity(child.pid, start, host_boot_id())
+    return child.pid
+
+
+def identify(pid: int) -> Identity:
+    """Who a child is that has been spawned, and not been waited for."""
+    start = start_time(pid)
+    assert start is not None  # its entry in /proc exists until somebody waits for it
+    return Identity(pid, start, host_boot_id())
 
 
 def watch(identity: Identity) -> Process | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import HostFault
+from agentenv.limits import DiskLimits
 from agentenv.records.ledger import Entry, Ledger, host_boot_id
 from agentenv.vmm import cgroup, process
 from agentenv.vmm.cgroup import Cgroups, Limits
@@ -31,7 +32,8 @@ class Resources:
     """The machines' part of the ledger.
 
     Args:
-        roots: the directories that machines' directories lie in; nothing outside is ever removed.
+        roots: the directories that machines' directories lie in, first that of their disks; nothing outside
+            is ever removed.
     """
 
     def __init__(self, ledger: Ledger, cgroups: Cgroups, roots: tuple[Path, ...]) -> None:
@@ -89,6 +91,17 @@ class Resources:
             if entry.kind == "cgroup"
             for path in entry.detail["paths"]
         ]
+
+    def limit_disk(self, owner: str, limits: DiskLimits) -> None:
+        """Limit the owner's groups on the disk that its files are on, as far as the host can."""
+        device = cgroup.device_of(self._roots[0])
+        if device is None:
+            return
+        try:
+            self._cgroups.limit_disk(self.groups(owner), device, limits)
+        except OSError as error:
+            # The hypervisor keeps the limits itself; these are for one that does not.
+            log.warning("the control groups of machine %s take no limits of its disk: %s", owner, error)
 
     def entries(self, owner: str | None = None) -> list[Entry]:
         """Entries made here, of one owner or of all, oldest first."""

@@ -43,7 +43,12 @@ async def place(tmp_path: Path) -> AsyncIterator[Workplace]:
 async def client(place: Workplace) -> AsyncIterator[httpx.AsyncClient]:
     node = place.node
     app = create_app(
-        node.service, node.templates, node.settings, api_key=KEY, port=8000, builder=place.builder
+        node.service,
+        node.templates,
+        node.settings,
+        keys=node.keys(KEY),
+        port=8000,
+        builder=place.builder,
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(

@@ -23,7 +23,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
 
 @pytest.fixture
 async def client(node: MemoryNode) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(node.service, node.templates, node.settings, api_key=KEY, port=8000)
+    app = create_app(node.service, node.templates, node.settings, keys=node.keys(KEY), port=8000)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False),
         base_url="http://127.0.0.1:8000",

@@ -41,7 +41,12 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     await node.prepare()
     observation = Observation(node.service)
     app = create_app(
-        node.service, node.templates, node.settings, api_key=KEY, port=0, observation=observation
+        node.service,
+        node.templates,
+        node.settings,
+        keys=node.keys(KEY),
+        port=0,
+        observation=observation,
     )
     front = front_protocol(node.service, node.settings)
     config = uvicorn_config(app, front)

@@ -36,7 +36,12 @@ async def place(tmp_path: Path) -> AsyncIterator[Workplace]:
 def app_of(place: Workplace) -> Any:
     node = place.node
     return create_app(
-        node.service, node.templates, node.settings, api_key=KEY, port=8000, builder=place.builder
+        node.service,
+        node.templates,
+        node.settings,
+        keys=node.keys(KEY),
+        port=8000,
+        builder=place.builder,
     )
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentenv.api import key
 from agentenv.api.app import create_app
 from agentenv.api.domain import advertised
 from agentenv.api.gate import BODY_LIMIT_BYTES
 from agentenv.api.planned import PLANNED
 from agentenv.config import Settings
 from agentenv.errors import HostFault, StoreCorrupt
+from agentenv.identity import first as key
 from support.sandbox_parts import MemoryNode
 
 KEY = "e2b_0123456789abcdef"
@@ -27,7 +27,7 @@ KEY = "e2b_0123456789abcdef"
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     node = MemoryNode(tmp_path)
     await node.service.start()
-    app = create_app(node.service, node.templates, node.settings, api_key=KEY, port=8000)
+    app = create_app(node.service, node.templates, node.settings, keys=node.keys(KEY), port=8000)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         yield client

@@ -20,7 +20,7 @@ from agentenv.proxy.plane import DataPlane
 from support.sandbox_parts import MemoryNode, quiet, wanted
 
 KEY = "e2b_0123456789abcdef"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "observability.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "observability.md"
 
 
 @dataclass
@@ -48,7 +48,12 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     await node.service.start()
     await node.prepare()
     app = create_app(
-        node.service, node.templates, node.settings, api_key=KEY, port=8000, observation=observation
+        node.service,
+        node.templates,
+        node.settings,
+        keys=node.keys(KEY),
+        port=8000,
+        observation=observation,
     )
     observation.metrics.plane = DataPlane(node.service, node.settings)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -37,7 +37,12 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
 async def client(node: MemoryNode) -> AsyncIterator[httpx.AsyncClient]:
     observation = Observation(node.service, ask=said)
     app = create_app(
-        node.service, node.templates, node.settings, api_key=KEY, port=8000, observation=observation
+        node.service,
+        node.templates,
+        node.settings,
+        keys=node.keys(KEY),
+        port=8000,
+        observation=observation,
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(

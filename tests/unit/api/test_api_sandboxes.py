@@ -33,7 +33,7 @@ async def node(tmp_path: Path) -> AsyncIterator[MemoryNode]:
 
 @pytest.fixture
 async def client(node: MemoryNode) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(node.service, node.templates, node.settings, api_key=KEY, port=8000)
+    app = create_app(node.service, node.templates, node.settings, keys=node.keys(KEY), port=8000)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"X-API-KEY": KEY}
     async with httpx.AsyncClient(
@@ -509,3 +509,16 @@ async def test_it_goes_on_when_its_request_is_gone(client: httpx.AsyncClient, no
 async def test_the_service_and_the_api_agree(node: MemoryNode, client: httpx.AsyncClient) -> None:
     sandbox = (await node.service.create(wanted())).sandbox
     assert (await client.get(f"/sandboxes/{sandbox.id}")).json()["sandboxID"] == sandbox.id
+
+
+async def test_what_operations_spent_their_time_on_is_told(client: httpx.AsyncClient) -> None:
+    name = (await client.post("/v2/sandboxes", json={"templateID": "base"})).json()["sandboxID"]
+    await client.post(f"/sandboxes/{name}/pause")
+    made, paused = (await client.get(f"/sandboxes/{name}/operations")).json()
+    assert (made["operation"], paused["operation"]) == ("create", "pause")
+    assert "restore" in [phase["name"] for phase in made["phases"]]
+    assert set(made["phases"][0]) == {"name", "begunSeconds", "seconds", "failed"}
+    await client.delete(f"/sandboxes/{name}")
+    ended = (await client.get(f"/sandboxes/{name}/operations")).json()
+    assert [each["operation"] for each in ended] == ["create", "pause", "kill"]
+    assert (await client.get("/sandboxes/ix/operations")).status_code == 404

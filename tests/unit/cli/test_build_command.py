@@ -157,7 +157,7 @@ def test_build_arguments_and_another_file(
         (["--name", "x", "--build-arg", "=1"], "there is no name", 2),
         (["--name", "x", "--target", "none"], "there is no stage none", 3),
         (["--name", "x", "--api-key", "wrong"], "unknown key", 7),
-        (["--name", "x", "--url", "http://127.0.0.1:9"], "does not answer", 1),
+        (["--name", "x", "--url", "http://127.0.0.1:9"], "does not answer", 8),
     ],
 )
 def test_what_is_refused(api: BuildApi, context: Path, arguments: list[str], said: str, code: int) -> None:

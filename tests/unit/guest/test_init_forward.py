@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from agentenv.guest import forward, loop
 from support.core_agent import core_agent
+from support.nethost import listen
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +30,15 @@ def _forward(url: str, port: object) -> int:
 def echo() -> Iterator[tuple[int, list[bytes]]]:
     """An echoing service on [::1] alone."""
     said: list[bytes] = []
-    listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                while data := connection.recv(65536):
-                    said.append(data)
-                    connection.sendall(data)
-                connection.sendall(b"bye")
+    def answer(connection: socket.socket) -> None:
+        while data := connection.recv(65536):
+            said.append(data)
+            connection.sendall(data)
+        connection.sendall(b"bye")
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield listener.getsockname()[1], said
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+    with ExitStack() as stack:
+        yield listen(stack, None, "::1", 0, answer), said
 
 
 def test_relay(url: str, echo: tuple[int, list[bytes]]) -> None:

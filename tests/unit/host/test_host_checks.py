@@ -89,7 +89,7 @@ def test_disk_space_of_a_directory_to_come(settings: Settings) -> None:
 
 
 def test_control_groups() -> None:
-    everything = Cgroups([Parent(Path("/sys/fs/cgroup/a"), 2, ("cpu", "memory", "pids"))])
+    everything = Cgroups([Parent(Path("/sys/fs/cgroup/a"), 2, ("cpu", "io", "memory", "pids"))])
     assert checks.cgroups(everything).status == "ok"
     nothing = checks.cgroups(Cgroups([], "no cgroup hierarchy is mounted"))
     assert nothing.status == "degraded"

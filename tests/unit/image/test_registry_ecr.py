@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from agentenv.image.credentials import AwsKeys, Credentials
 from agentenv.image.registry import ecr
 from agentenv.image.registry.access import Access
 from support.building_parts import Workplace
+from support.serving import serving
 
 KEYS = AwsKeys("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "us-east-1")
 TOKEN = base64.b64encode(b"AWS:a long password").decode()
@@ -53,15 +53,9 @@ def api() -> Iterator[Api]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        api.url = f"http://127.0.0.1:{server.server_address[1]}/"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield api
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as port:
+        api.url = f"http://127.0.0.1:{port}/"
+        yield api
 
 
 def test_the_signature_is_aws_own() -> None:

@@ -363,6 +363,14 @@ async def test_nobody_there(pull: Pull) -> None:
         await pull(f"127.0.0.1:{free_port()}/team/app")
 
 
+async def test_plain_http_that_nobody_allowed(registry: Registry, pull: Pull) -> None:
+    async with Client(Access(), "team/app", sleep=pull._sleep) as client:
+        reference = parse(f"{registry.host}/team/app")
+        with pytest.raises(Unreachable, match="plain HTTP") as caught:
+            await Puller(client, pull.blobs, reference).resolve()
+    assert f"AENV_INSECURE_REGISTRIES='[\"{registry.host}\"]'" in str(caught.value.remedy)
+
+
 async def test_a_cut_download_goes_on_where_it_was(front: Callable[..., Front], pull: Pull) -> None:
     def cutting(asked: Asked) -> Spoil | None:
         return Spoil(cut=200_000) if asked.is_blob and asked.nth <= 3 else None

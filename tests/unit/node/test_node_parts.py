@@ -13,38 +13,38 @@ from pathlib import Path
 
 import pytest
 
-from agentenv import node
+from agentenv import node, run_record
 from agentenv.config import Settings
 from agentenv.errors import Conflict, HostFault
 from agentenv.tls import authority
 
 
 def test_one_node_per_data_directory(tmp_path: Path) -> None:
-    with node._lock(tmp_path):
+    with run_record.hold(tmp_path):
         with pytest.raises(Conflict, match=f"process {os.getpid()} already serves {tmp_path}") as refusal:
-            node._lock(tmp_path).__enter__()
+            run_record.hold(tmp_path).__enter__()
         assert refusal.value.remedy
-    with node._lock(tmp_path):  # given back
+    with run_record.hold(tmp_path):  # given back
         assert (tmp_path / "node.lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
-from agentenv import node
-node._lock(pathlib.Path({str(tmp_path)!r})).__enter__()
+from agentenv import run_record
+run_record.hold(pathlib.Path({str(tmp_path)!r})).__enter__()
 os.kill(os.getpid(), 9)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
-    with node._lock(tmp_path):
+    with run_record.hold(tmp_path):
         pass
 
 
 def test_children_do_not_keep_the_lock(tmp_path: Path) -> None:
-    with node._lock(tmp_path):
+    with run_record.hold(tmp_path):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        with node._lock(tmp_path):
+        with run_record.hold(tmp_path):
             pass
     finally:
         child.kill()

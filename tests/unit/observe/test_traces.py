@@ -73,7 +73,12 @@ async def test_calls_operations_and_phases_are_one_tree(
     async with prepared(tmp_path) as node:
         observation = Observation(node.service)
         app = create_app(
-            node.service, node.templates, node.settings, api_key=KEY, port=0, observation=observation
+            node.service,
+            node.templates,
+            node.settings,
+            keys=node.keys(KEY),
+            port=0,
+            observation=observation,
         )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         headers = {"X-API-KEY": KEY, "traceparent": CLIENT, "X-Request-Id": "r-1"}

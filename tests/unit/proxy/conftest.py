@@ -20,10 +20,14 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+def may_forward(secret: bytes, sandbox_id: str) -> bool | None:
+    return True if secret == API_KEY.encode() else None
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     sandboxes = Sandboxes()
-    front = front_protocol(sandboxes, Settings(domain="box.test:8000"), API_KEY)
+    front = front_protocol(sandboxes, Settings(domain="box.test:8000"), may_forward)
     config = uvicorn.Config(
         api, host="127.0.0.1", port=0, http=front, ws="websockets-sansio", lifespan="off", log_config=None
     )

@@ -169,6 +169,49 @@ async def test_as_many_connections_as_a_client_may_have(node: Node) -> None:
     assert not node.plane._by_address
 
 
+async def test_beyond_all_connections_the_longest_idle_goes(node: Node) -> None:
+    node.limit(connections=2)
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with node.client() as (oldest, first), node.client() as (reader, writer):
+        first.write(b"GET / HTTP/1.1\r\nHost")  # half a head waits as well
+        writer.write(request)
+        assert (await read_answer(reader))[0] == 200
+        async with node.client() as (third, another):
+            another.write(request)
+            assert (await read_answer(third))[0] == 200
+            assert await oldest.read() == b""
+            writer.write(request)
+            assert (await read_answer(reader))[0] == 200
+
+
+async def test_who_has_a_request_under_way_is_not_ended_for_others(node: Node) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    port = await node.guest(silent)
+    node.sandboxes.add("abc")
+    node.limit(connections=2)
+    async with node.client() as (_, one), node.client() as (_, other):
+        for writer in (one, other):
+            writer.write(head_for("abc", port))
+        while node.plane.requests_under_way < 2:
+            await asyncio.sleep(0.001)
+        async with node.client() as (third, _):
+            status, fields, _ = await read_answer(third)
+            assert (status, fields["connection"]) == (429, "close")
+        assert node.plane.requests_under_way == 2
+
+
+async def test_a_body_for_the_api_that_stops_coming(node: Node) -> None:
+    node.limit(head_s=0.1)
+    async with node.client() as (reader, writer):
+        writer.write(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nsome")
+        with pytest.raises(ConnectionResetError):
+            while await reader.read(1000):
+                pass
+
+
 async def test_a_sandbox_that_wakes_too_late(node: Node) -> None:
     port = await node.guest(ok)
     node.sandboxes.sleepers["abc"] = "wakes"

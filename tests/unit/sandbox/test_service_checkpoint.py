@@ -346,6 +346,24 @@ async def test_each_child_has_its_own_result(node: MemoryNode, sandbox: Sandbox)
     assert len(node.hypervisor.machines) == len(node.slots.taken) == 3
 
 
+@pytest.mark.parametrize("step", ["stop", "capture"])
+async def test_nothing_stays_of_a_fork_whose_caller_goes(
+    node: MemoryNode, sandbox: Sandbox, step: str
+) -> None:
+    node.steps.hold(step)
+    asked = asyncio.ensure_future(node.service.fork(sandbox.id))
+    await node.steps.reached(step)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    node.steps.let_go(step)
+    while node.service.get(sandbox.id).state is State.FORKING:
+        await asyncio.sleep(0.001)
+    await quiet()
+    assert node.service.snapshots.of_kinds(("fork",)) == ()
+    assert node.service.count == 1
+
+
 async def test_a_paused_one_forks_asleep(node: MemoryNode, sandbox: Sandbox) -> None:
     await node.service.pause(sandbox.id)
     await quiet()

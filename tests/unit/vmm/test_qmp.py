@@ -212,7 +212,17 @@ async def test_a_command_cut_off_half_sent_ends_the_connection(client: Qmp) -> N
         await client.execute("next")
 
 
-@pytest.mark.parametrize("nonsense", [b"this is not json\n", b"x" * (9 << 20)])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"this is not json\n",
+        b"x" * (9 << 20),
+        b"[" * 20_000 + b"\n",
+        b"[]\n",
+        b"7\n",
+        b'{"id": 1, "error": []}\n',
+    ],
+)
 async def test_nonsense_ends_the_connection(server: Server, client: Qmp, nonsense: bytes) -> None:
     task = asyncio.create_task(client.execute("one"))
     await server.commands.get()

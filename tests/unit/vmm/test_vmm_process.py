@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from agentenv.proc import start_time
 from agentenv.records.ledger import host_boot_id
 from agentenv.vmm import process
 from agentenv.vmm.output import BoundedOutput
-from agentenv.vmm.process import Identity, spawn, watch
+from agentenv.vmm.process import Identity, identify, spawn, watch
 
 
 @pytest.fixture
@@ -31,7 +32,17 @@ def start(output: BoundedOutput) -> Iterator[Callable[..., Identity]]:
     started: list[Identity] = []
 
     def run(*argv: str, descriptors: tuple[int, ...] = (), **environment: str) -> Identity:
-        started.append(spawn(argv, {"PATH": os.defpath, **environment}, descriptors, output.descriptor))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        try:
+            variables = {"PATH": os.defpath, **environment}
+            with ThreadPoolExecutor(1) as thread:
+                begun = thread.submit(
+                    spawn, argv, variables, descriptors, nothing=nothing, output=output.descriptor
+                )
+            pid = begun.result()
+        finally:
+            os.close(nothing)
+        started.append(identify(pid))
         return started[-1]
 
     yield run

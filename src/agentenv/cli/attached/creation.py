@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from agentenv.cli.attached.node import Node
+from agentenv.cli.server import Node
 from agentenv.errors import InvalidRequest
 
 CREATE_LIMIT_S = 1800.0  # an image may have to be pulled and booted

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agentenv.cli.attached.node import Node
 from agentenv.cli.attached.ways import Way
 from agentenv.cli.attached.wire import Agent
+from agentenv.cli.server import Node
 from agentenv.errors import AenvError, NotFound
 
 WAKE_S = 300  # how long a sandbox that is woken is to live, at least

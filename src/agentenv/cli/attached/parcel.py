@@ -25,8 +25,6 @@ The receiver trusts no name: what is not below the destination, or leads through
 
 from __future__ import annotations
 
-import _signal
-import _socket
 import errno
 import fcntl
 import os
@@ -36,9 +34,14 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int], bytes]  # exactly so many bytes; fewer only at the end
+else:  # their Python halves take longer to import than a small transfer
+    import _signal as signal
+    import _socket as socket
 
 PIECE = 256 * 1024
 LARGE = 4 * 1024 * 1024
@@ -498,7 +501,7 @@ def main(arguments: list[str]) -> int:
         told[0] = 1
         os.write(2, (message + "\n").encode("utf-8", "backslashreplace"))
 
-    _signal.signal(_signal.SIGTERM, _break_off)
+    signal.signal(signal.SIGTERM, _break_off)
     try:
         if arguments[0] == "port":
             _listen()
@@ -519,13 +522,13 @@ def main(arguments: list[str]) -> int:
 def _listen() -> None:
     """Make the first connection with the secret the standard input and output."""
     secret = os.urandom(16).hex().encode()
-    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))
     listener.listen(4)
     listener.settimeout(_PATIENCE_S)
     os.write(1, b"%d %b\n" % (listener.getsockname()[1], secret))
     while True:
-        fd = listener._accept()[0]
+        fd = listener._accept()[0]  # type: ignore[attr-defined]
         os.set_blocking(fd, True)
         if _begins_with(fd, secret):
             break

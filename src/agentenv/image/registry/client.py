@@ -36,6 +36,8 @@ for _name in ("httpx", "httpcore"):
 
 Sleep = Callable[[float], Awaitable[object]]
 
+_NO_TLS = "WRONG_VERSION_NUMBER"  # OpenSSL's name for an answer that is no TLS
+
 
 class Client:
     """Speaks to the servers that may have one image. To be entered; one per pull."""
@@ -103,7 +105,7 @@ class Client:
             try:
                 response = await request()
             except httpx.TransportError as error:
-                if await self.pause(attempt):
+                if not is_lasting(error) and await self.pause(attempt):
                     continue
                 raise unreachable(error) from error
             if not retry.is_passing(response.status_code):
@@ -212,6 +214,11 @@ def without_authorization(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() != "authorization"}
 
 
+def is_lasting(error: httpx.TransportError) -> bool:
+    """Whether a connection fails the same way the next time."""
+    return any(word in str(error) for word in (_NO_TLS, "CERTIFICATE_VERIFY_FAILED"))
+
+
 def unreachable(error: httpx.TransportError) -> Unreachable:
     """What a failed connection means, without the path asked for."""
     try:
@@ -219,7 +226,10 @@ def unreachable(error: httpx.TransportError) -> Unreachable:
     except RuntimeError:  # httpx raises it where there is no request
         host = "the registry"
     why = str(error) or type(error).__name__
-    return Unreachable(
-        f"{host} cannot be reached: {why}",
-        remedy="see the network, the proxy variables, and the certificates (AENV_CA_FILE)",
-    )
+    remedy = "see the network, the proxy variables, and the certificates (AENV_CA_FILE)"
+    if _NO_TLS in why:
+        why, remedy = (
+            "it speaks plain HTTP there",
+            f"""if that is meant, set AENV_INSECURE_REGISTRIES='["{host}"]' where the node runs""",
+        )
+    return Unreachable(f"{host} cannot be reached: {why}", remedy=remedy)

@@ -1,7 +1,7 @@
 """The command line of a machine's QEMU: decided here from a specification, nothing is done.
 
-Every file is handed over as a descriptor that the node opened: the machine's user need not be able to
-reach the data directory. Why each switch is there is said beside it.
+Every file is handed over by the node, which opened it: the machine's process sees no directory of the
+host's. Why each switch is there is said beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentenv.vmm.machine import DRIVES_MOST, Layer, MachineSpec, drive_serial
+from agentenv.vmm.view import Given, place_of
 
 Accelerator = Literal["kvm", "tcg"]
 
@@ -32,6 +33,9 @@ class DriveFiles:
 @dataclass(frozen=True)
 class Descriptors:
     """Numbers of the open files that a machine's process inherits.
+
+    Not inherited but seen by its process at a place of their own (`view`) are those that QEMU opens by name:
+    `memory`, `kernel` and `initramfs`.
 
     `disk` is the machine's own layer, opened for writing and a second time for reading: when a
     snapshot seals the layer, QEMU goes on with the second one. `kvm` is /dev/kvm where it is used,
@@ -53,11 +57,20 @@ class Descriptors:
     drives: tuple[DriveFiles, ...] = ()
 
     def all(self) -> tuple[int, ...]:
-        """Every number."""
-        given = (self.memory, self.tools, *self.layers, *self.disk, self.tap, self.qmp, self.console)
-        optional = (self.kernel, self.initramfs, self.state, self.kvm)
+        """Every number that is inherited."""
+        given = (self.tools, *self.layers, *self.disk, self.tap, self.qmp, self.console)
+        optional = (self.state, self.kvm)
         drives = (number for drive in self.drives for number in drive.all())
         return (*given, *(number for number in optional if number is not None), *drives)
+
+    def seen(self) -> dict[Given, int]:
+        """The files that are opened by name."""
+        named: dict[Given, int | None] = {
+            "memory": self.memory,
+            "kernel": self.kernel,
+            "initramfs": self.initramfs,
+        }
+        return {name: number for name, number in named.items() if number is not None}
 
 
 _NUMBERS = Descriptors(memory=0, tools=0, layers=(), disk=(0, 0), tap=0, qmp=0, console=0)
@@ -109,8 +122,8 @@ def boot_command(
 ) -> list[str]:
     """Program and arguments for a cold boot; the vcpus wait for `cont`."""
     kernel = [
-        *("-kernel", f"/proc/self/fd/{descriptors.kernel}"),
-        *("-initrd", f"/proc/self/fd/{descriptors.initramfs}"),
+        *("-kernel", place_of("kernel")),
+        *("-initrd", place_of("initramfs")),
         *("-append", " ".join((kernel_command_line(emulation), *spec.words))),
     ]
     # A shared mapping of a file: when the machine is captured, the file is the memory layer.
@@ -177,7 +190,7 @@ def _common(
         program,
         *("-name", spec.id),
         *_machine(spec, descriptors, emulation),
-        *_memory(spec, descriptors.memory, memory),
+        *_memory(spec, memory),
         *_disks(spec, descriptors),
         *_network(spec, descriptors.tap),
         *_sockets(descriptors),
@@ -208,9 +221,9 @@ def _machine(spec: MachineSpec, descriptors: Descriptors, emulation: Emulation) 
     return [*arguments, *_passed(descriptors.kvm), "-accel", f"kvm,device={device}", "-cpu", cpu("kvm")]
 
 
-def _memory(spec: MachineSpec, descriptor: int, how: str) -> list[str]:
+def _memory(spec: MachineSpec, how: str) -> list[str]:
     backend = f"memory-backend-file,id=memory,size={spec.memory_mib}M,{how}"
-    return ["-m", f"{spec.memory_mib}M", "-object", f"{backend},mem-path=/proc/self/fd/{descriptor}"]
+    return ["-m", f"{spec.memory_mib}M", "-object", f"{backend},mem-path={place_of('memory')}"]
 
 
 def _disks(spec: MachineSpec, descriptors: Descriptors) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Settings
@@ -15,12 +16,14 @@ from agentenv.vmm.machine import MachineSpec, SavedState
 from agentenv.vmm.qemu import version
 from agentenv.vmm.qemu.adopt import adopt
 from agentenv.vmm.qemu.command import Accelerator, Emulation
+from agentenv.vmm.qemu.files import view_of
 from agentenv.vmm.qemu.fingerprint import fingerprint_of, require_same
 from agentenv.vmm.qemu.launch import Site, launch
 from agentenv.vmm.qemu.machine import QemuMachine
 from agentenv.vmm.qemu.restore import restore
 from agentenv.vmm.qemu.steps import Trace
 from agentenv.vmm.resources import Resources
+from agentenv.vmm.view import View
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,8 @@ class Qemu:
         self._resources = Resources(ledger, self.cgroups, roots)
         self._checked: tuple[str, int] | None = None
         self._version: version.Version | None = None
+        # One per QEMU that there was: a launch under way may still need the one before.
+        self._views: list[View] = []
         if self.cgroups.missing:
             log.warning("machines run with %s", self.cgroups.missing)
 
@@ -115,9 +120,13 @@ class Qemu:
         if seen != self._checked:
             found = await version.ask(path)
             version.require(found, self._emulation.accelerator)
+            self._views.append(await asyncio.to_thread(view_of, path))
             self._checked, self._version = seen, found
-        return self._plain_site(path)
+        return replace(self._plain_site(path), view=self._views[-1])
 
     def _plain_site(self, program: str) -> Site:
+        """One where nothing is launched."""
         kvm = _KVM if self._emulation.accelerator == "kvm" else None
-        return Site(self._settings, self._resources, program, self._emulation, kvm, self._trace)
+        return Site(
+            self._settings, self._resources, program, self._emulation, kvm_device=kvm, trace=self._trace
+        )

@@ -13,12 +13,13 @@ import shutil
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Settings, hash_path
 from agentenv.errors import Conflict, HostFault, HostIncapable, InvalidRequest, StoreCorrupt, StoreFull
-from agentenv.vmm import cgroup, namespace, process, sockets
+from agentenv.vmm import cgroup, mounts, namespace, process, sockets
+from agentenv.vmm.bounds import Bounds, confined
 from agentenv.vmm.cgroup import Limits
 from agentenv.vmm.console import Console, SerialLog
 from agentenv.vmm.machine import DRIVES_MOST, Layer, MachineSpec, SavedState
@@ -40,6 +41,7 @@ from agentenv.vmm.qemu.qmp import Qmp, QmpBroken
 from agentenv.vmm.qemu.steps import Steps, Trace
 from agentenv.vmm.resources import TOKEN, Resources
 from agentenv.vmm.settle import settled
+from agentenv.vmm.view import View
 
 MIB = 1 << 20
 
@@ -48,6 +50,7 @@ MIB = 1 << 20
 _OVERHEAD_MIB = 192
 _OWN_CPU = 0.5  # processors for the hypervisor's own threads
 _TASKS = 128  # the block layer's pool alone has up to 64 threads
+_TABLES_SHARE = 64  # at most that part of a layer besides what it holds (qcow2's tables are a thousandth)
 _SPARE_MIB = 64  # free space that must remain besides a machine's memory file
 
 _READY_LIMIT_S = 60.0
@@ -61,6 +64,7 @@ class Site:
     resources: Resources
     program: str
     emulation: Emulation
+    view: View | None = None  # what launches need
     kvm_device: Path | None = None
     trace: Trace | None = None
 
@@ -214,7 +218,7 @@ class Launch:
         spec = self._spec
         ram = self._open(self._lineage.memory, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         os.ftruncate(ram, spec.memory_mib * MIB)
-        os.fchown(ram, spec.uid, spec.uid)  # QEMU opens it anew, by /proc/self/fd
+        os.fchown(ram, spec.uid, spec.uid)  # QEMU opens it anew, by its name
         return ram
 
     def _open_base(self, path: Path) -> int:
@@ -240,7 +244,7 @@ class Launch:
         limits = Limits(
             cpus=spec.vcpus + _OWN_CPU,
             memory_bytes=(spec.memory_mib + buffer_mib + _OVERHEAD_MIB) * MIB,
-            tasks=_TASKS + spec.vcpus,
+            tasks=tasks_of(spec),
         )
         entry = resources.record_cgroup(spec.id, self._site.group_name(spec.id))
         resources.make_cgroup(entry, limits)
@@ -260,19 +264,24 @@ class Launch:
             "LC_ALL": "C",
         }
 
-        def start() -> Identity:
-            tap = namespace.open_tap(spec.nic.tap)
-            try:
-                given = _with_tap(descriptors, tap)
-                command = restore_command if self._saved else boot_command
-                argv = [*unprivileged(spec.uid), *command(site.program, spec, given, site.emulation)]
-                return process.spawn(argv, environment, given.all(), output.descriptor)
-            finally:
-                os.close(tap)
+        view = site.view
+        assert view is not None
+        before = confined(spec.uid, bounds_of(spec))
+        nothing = self._open(Path(os.devnull))
+
+        def start() -> int:
+            # What is opened from here on, the tap, is this thread's and goes with it.
+            mounts.unshare(mounts.CLONE_FILES)
+            given = replace(descriptors, tap=namespace.open_tap(spec.nic.tap))
+            command = restore_command if self._saved else boot_command
+            argv = [*before, *command(site.program, spec, given, site.emulation)]
+            view.enter(given.seen())
+            return process.spawn(argv, environment, given.all(), nothing=nothing, output=output.descriptor)
 
         async def start_and_record() -> Identity:
             # On a thread, since it takes milliseconds.
-            identity = await asyncio.to_thread(namespace.inside, spec.nic.namespace, start)
+            pid = await asyncio.to_thread(namespace.inside, spec.nic.namespace, start)
+            identity = process.identify(pid)
             site.resources.started(entry, identity)
             return identity
 
@@ -339,22 +348,17 @@ def check(spec: MachineSpec, site: Site, memory_file_mib: int) -> None:
         )
 
 
-def unprivileged(uid: int) -> list[str]:
-    """The words before a command that make it run as `uid` and without any capability, for good."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise HostIncapable("setpriv is missing", remedy="install util-linux")
-    return [
-        setpriv,
-        f"--reuid={uid}",
-        f"--regid={uid}",
-        "--clear-groups",
-        "--no-new-privs",
-        "--inh-caps=-all",
-        "--ambient-caps=-all",
-        "--bounding-set=-all",
-        "--",
-    ]
+def tasks_of(spec: MachineSpec) -> int:
+    """How many threads a machine's process may have."""
+    return _TASKS + spec.vcpus
+
+
+def bounds_of(spec: MachineSpec) -> Bounds:
+    """What holds for a machine's process. No file of it grows beyond what its guest could fill, so that a
+    hypervisor that was broken into does not fill the host's disk."""
+    disks = (drive.disk_mib for drive in spec.drives if drive.writable)
+    largest = max(spec.memory_mib, spec.disk_mib, *disks) * MIB
+    return Bounds(largest + largest // _TABLES_SHARE + _SPARE_MIB * MIB, tasks_of(spec))
 
 
 def _require_size(layers: tuple[Layer, ...], disk_mib: int) -> None:
@@ -379,7 +383,3 @@ def _check_guest_file(path: Path) -> None:
 
 async def _done(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
-
-
-def _with_tap(descriptors: Descriptors, tap: int) -> Descriptors:
-    return Descriptors(**{**descriptors.__dict__, "tap": tap})

@@ -110,6 +110,7 @@ class QemuMachine:
     async def limit_disk(self, limits: DiskLimits) -> None:
         """Limit all disks together; see the protocol."""
         await self.qmp.together(*throttle.commands(limits, len(self.spec.drives)))
+        self._resources.limit_disk(self.spec.id, limits)
 
     async def wait(self) -> Exit:
         """Return when the process is gone.

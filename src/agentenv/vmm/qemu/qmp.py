@@ -239,8 +239,10 @@ class Qmp:
     def _accept(self, line: bytes) -> None:
         try:
             message = json.loads(line) if line.strip() else {}
-        except ValueError:
-            self._finish(QmpBroken, "QEMU sent what is not JSON")
+        except (ValueError, RecursionError):  # the latter for what is nested too deeply
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("error", {}), dict):
+            self._finish(QmpBroken, "QEMU sent what is no message")
             return
         if "event" in message:
             for callback in self._callbacks:

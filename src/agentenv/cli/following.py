@@ -1,0 +1,58 @@
+"""A node's events (server-sent) as they come, taken up again where the connection broke off."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.parse import urlencode
+
+from agentenv.cli.api import Answer, Unreachable
+from agentenv.cli.server import Node
+
+SILENT_S = 45.0  # the node says something every 15 s
+AGAIN_S = 1.0
+Query = Mapping[str, Sequence[str]]
+
+
+def events(node: Node, query: Query, *, after: str | None = None) -> Iterator[dict[str, Any]]:
+    """Events of a node, for as long as it is asked for them.
+
+    Raises:
+        AenvError: they are refused. Unreachable: the node was never there.
+    """
+    there = False
+    while True:
+        given: dict[str, Sequence[str] | str] = {**query, **({"after": after} if after else {})}
+        try:
+            response = node.open(f"/events?{urlencode(given, doseq=True)}", limit_s=SILENT_S)
+        except Unreachable:
+            if not there:
+                raise
+            time.sleep(AGAIN_S)  # there is nothing to wait for until the node is there again
+            continue
+        there = True
+        with response:
+            if response.status != 200:
+                headers = {name.lower(): value for name, value in response.getheaders()}
+                raise Answer(response.status, headers, response.read()).fault("GET /events")
+            for event in _read(response):
+                after = event.get("id", after)
+                yield event
+
+
+def _read(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Events until the connection ends, however it does."""
+    data: list[str] = []
+    try:
+        for line in response:
+            name, _, value = line.decode(errors="replace").rstrip("\r\n").partition(":")
+            if name == "data":
+                data.append(value.removeprefix(" "))
+            elif not name and not value and data:
+                yield dict(json.loads("\n".join(data)))
+                data.clear()
+    except (OSError, HTTPException):
+        return

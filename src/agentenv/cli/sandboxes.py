@@ -1,0 +1,181 @@
+"""Commands of the life of sandboxes: list, show, pause, resume, timeout, delete."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from agentenv.cli.naming import NAME, sandbox_of, sandboxes
+from agentenv.cli.options import node_option
+from agentenv.cli.output import Column, Form, Row, age, form_of, form_option, pairs, show, show_one
+from agentenv.cli.server import Node
+from agentenv.errors import AenvError, InvalidRequest, NotFound
+
+CHANGE_LIMIT_S = 600.0
+COLUMNS: tuple[Column, ...] = (
+    ("id", lambda row: row["sandboxID"]),
+    ("name", lambda row: (row.get("metadata") or {}).get(NAME)),
+    ("template", lambda row: row.get("alias") or row["templateID"]),
+    ("state", lambda row: row["state"]),
+    ("started", lambda row: age(row["startedAt"])),
+    ("ends", lambda row: age(row["endAt"])),
+    ("cpus", lambda row: row["cpuCount"]),
+    ("mib", lambda row: row["memoryMB"]),
+    ("metadata", lambda row: pairs(_other(row.get("metadata") or {}))),
+)
+
+
+def _other(metadata: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in metadata.items() if name != NAME}
+
+
+@click.command("list")
+@click.option("--state", type=click.Choice(["running", "paused"]), help="Those alone.")
+@click.option(
+    "--metadata", multiple=True, metavar="KEY=VALUE", help="Those with that, with all where several."
+)
+@click.option("--template", metavar="NAME", help="Those of that template.")
+@click.option("--limit", type=click.IntRange(min=1), help="So many at most.")
+@click.option("--watch", "-w", is_flag=True, help="Show them anew whenever something happens.")
+@form_option
+@node_option
+def list_(
+    node: Node,
+    state: str | None,
+    metadata: tuple[str, ...],
+    template: str | None,
+    limit: int | None,
+    watch: bool,
+    form: str | None,
+) -> None:
+    """List sandboxes, the newest first.
+
+    \b
+    Examples:
+      aenv list
+      aenv list --state paused --metadata run=7 --output ids
+      aenv list --watch
+    """
+    chosen = form_of(form)
+
+    def look() -> list[Row]:
+        found = selected(node, state, metadata, template)
+        return found if limit is None else found[:limit]
+
+    show(look(), COLUMNS, chosen, key="sandboxID")
+    if watch:
+        _show_again(node, look, chosen)
+
+
+def _show_again(node: Node, look: Any, form: Form) -> None:
+    from agentenv.cli.following import events
+
+    for _ in events(node, {}):
+        if form == "table" and sys.stdout.isatty():
+            click.clear()
+        show(look(), COLUMNS, form, key="sandboxID")
+
+
+def selected(node: Node, state: str | None, metadata: tuple[str, ...], template: str | None) -> list[Row]:
+    """The sandboxes that filters leave.
+
+    Raises:
+        InvalidRequest: metadata is not KEY=VALUE.
+    """
+    for each in metadata:
+        if "=" not in each:
+            raise InvalidRequest(f"--metadata {each}: it is KEY=VALUE")
+    wanted = urlencode([(name, value) for name, _, value in (each.partition("=") for each in metadata)])
+    return list(sandboxes(node, state=state, metadata=wanted, template=template))
+
+
+@click.command("show")
+@click.argument("sandbox")
+@form_option
+@node_option
+def show_(node: Node, sandbox: str, form: str | None) -> None:
+    """Show all that the node says of SANDBOX, but its tokens."""
+    found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
+    found.pop("envdAccessToken", None)
+    show_one(found, form_of(form), key="sandboxID")
+
+
+@click.command("pause")
+@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.option("--disk-only", is_flag=True, help="Keep the disk alone: it boots when it is resumed.")
+@node_option
+def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
+    """Pause sandboxes: no process and no memory, until they are resumed."""
+    body = {"memory": False} if disk_only else {}
+    for sandbox in [sandbox_of(node, name) for name in names]:
+        node.call("POST", f"/sandboxes/{sandbox}/pause", body, limit_s=CHANGE_LIMIT_S)
+        click.echo(sandbox)
+
+
+@click.command("resume")
+@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.option(
+    "--timeout",
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long they are to live at least.",
+)
+@node_option
+def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
+    """Have paused sandboxes run again, where they were; those that run live on."""
+    for sandbox in [sandbox_of(node, name) for name in names]:
+        node.call("POST", f"/v2/sandboxes/{sandbox}/connect", {"timeout": timeout}, limit_s=CHANGE_LIMIT_S)
+        click.echo(sandbox)
+
+
+@click.command("timeout")
+@click.argument("sandbox")
+@click.argument("seconds", type=click.IntRange(min=0))
+@node_option
+def timeout(node: Node, sandbox: str, seconds: int) -> None:
+    """Have SANDBOX live SECONDS from now."""
+    found = sandbox_of(node, sandbox)
+    node.call("POST", f"/sandboxes/{found}/timeout", {"timeout": seconds})
+    click.echo(found)
+
+
+@click.command("delete")
+@click.argument("names", nargs=-1, metavar="SANDBOX...")
+@click.option("--all", "every", is_flag=True, help="All of the project, after a question.")
+@click.option("--state", type=click.Choice(["running", "paused"]), help="All in that state.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="All with that metadata.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
+@node_option
+def delete(
+    node: Node, names: tuple[str, ...], every: bool, state: str | None, metadata: tuple[str, ...], yes: bool
+) -> None:
+    """End sandboxes, with all that only they have.
+
+    \b
+    Examples:
+      aenv delete isx3k2v9
+      aenv delete --metadata run=7 --yes
+    """
+    by_filter = every or bool(state or metadata)
+    if bool(names) == by_filter:
+        raise click.UsageError("name sandboxes, or say which with --all, --state or --metadata")
+    wanted = [sandbox_of(node, name) for name in names]
+    if by_filter:
+        wanted = [each["sandboxID"] for each in selected(node, state, metadata, None)]
+        if wanted and not yes:
+            click.confirm(f"End {len(wanted)} sandboxes?", abort=True, err=True)
+    failed: list[AenvError] = []
+    for sandbox in wanted:
+        try:
+            node.call("DELETE", f"/sandboxes/{sandbox}", limit_s=CHANGE_LIMIT_S)
+            click.echo(sandbox)
+        except NotFound as error:
+            if not by_filter:  # else it has ended by itself meanwhile
+                failed.append(error)
+    if failed:
+        raise failed[0]

@@ -1,0 +1,56 @@
+"""A node's API, as what is attached to its sandboxes needs it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentenv.cli.api import Answer, Unreachable, send
+
+CALL_LIMIT_S = 60.0
+
+
+class Node:
+    """A node by its URL and key."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self.url = url.rstrip("/")
+        self.headers = {"X-API-KEY": api_key}
+
+    def call(self, method: str, path: str, body: Any = None, *, limit_s: float = CALL_LIMIT_S) -> Any:
+        """What it answers; the error that its refusal is."""
+        return self.ask(method, path, body, limit_s=limit_s).json()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        limit_s: float = CALL_LIMIT_S,
+        refused: tuple[int, ...] = (),
+    ) -> Answer:
+        """The answer with its headers; that it is of one of the statuses `refused` is no error."""
+        headers = dict(self.headers)
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(body).encode()
+        answer = send(method, self.url + path, headers=headers, body=content, limit_s=limit_s)
+        if answer.status >= 400 and answer.status not in refused:
+            raise answer.fault(f"{method} {path}")
+        return answer
+
+    def open(self, path: str, *, limit_s: float) -> http.client.HTTPResponse:
+        """An answer that is to be read as it comes, to be closed by the caller."""
+        address = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s)
+        try:
+            connection.request("GET", address.path + path, headers={**self.headers, "Connection": "close"})
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise Unreachable(f"the node at {self.url} does not answer: {error}") from error

@@ -1,0 +1,1 @@
+"""Who asks: API keys, the projects that objects belong to, quotas, rates, and the audit log."""

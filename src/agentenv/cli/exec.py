@@ -62,6 +62,10 @@ def command(
     from agentenv.cli.attached.execution import Execution
     from agentenv.cli.attached.terminal import parse_keys
 
+    if words[0] == "--":  # which click takes for a word, since no options follow SANDBOX
+        words = words[1:]
+    if not words:
+        raise click.UsageError("give a command after --")
     node = Node(*node_address(url, api_key, home))
     wanted = Execution(
         words=words

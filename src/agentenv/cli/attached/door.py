@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any
 
 from agentenv.cli.attached.ways import Way
@@ -77,18 +78,22 @@ class Watch:
     def __init__(self, node: Node, sandbox_id: str, on_event: Callable[[], None]) -> None:
         self._stream = node.open(f"/events?sandbox_id={sandbox_id}", limit_s=QUIET_S)
         self._on_event = on_event
+        self._closed = False
         threading.Thread(target=self._follow, name="events", daemon=True).start()
 
     def close(self) -> None:
-        """Call no more."""
-        self._on_event = lambda: None
-        self._stream.close()
+        """Call no more. The thread ends with the next line: a reader that waits cannot be closed."""
+        self._closed = True
 
     def _follow(self) -> None:
-        try:
-            for line in self._stream:
-                if line.startswith(b"event:"):
-                    self._on_event()
-        except (OSError, ValueError, AttributeError):
-            pass  # it broke, or was closed
-        self._on_event()
+        with self._stream:
+            try:
+                for line in self._stream:
+                    if self._closed:
+                        return
+                    if line.startswith(b"event:"):
+                        self._on_event()
+            except (OSError, HTTPException):
+                pass  # it broke
+        if not self._closed:
+            self._on_event()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from support.running import RunningNode
@@ -43,12 +45,17 @@ class AenvCommand:
         """What it prints."""
         return self(*words, given=given).stdout.decode()
 
-    def begin(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start it; the caller ends it."""
-        return subprocess.Popen(
+    @contextmanager
+    def begin(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """One that goes on, for the time of the block; killed if it has not ended by then."""
+        with subprocess.Popen(
             [*PROGRAM, *words],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,7 +96,7 @@ class Forwarding:
             there, to_there = await _open(self._way, pair.remote)
         except (AenvError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             self._say(f"port {pair.remote}: {getattr(error, 'message', None) or error or 'no answer'}")
-            writer.transport.abort()
+            _reset(writer)
             return
         try:
             async with asyncio.TaskGroup() as both:
@@ -107,7 +109,14 @@ class Forwarding:
         finally:
             for each in (writer, to_there):
                 if not each.is_closing():
-                    each.transport.abort()
+                    _reset(each)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a broken one, which its other side does not take for a proper end."""
+    if (way := writer.get_extra_info("socket")) is not None:
+        way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -20,11 +20,13 @@ pytestmark = pytest.mark.machine
 
 
 COUNTING = """
-import time
+import os, time
 n = 0
 while True:
     n += 1
-    open('/tmp/n', 'w').write(str(n))
+    with open('/tmp/new', 'w') as file:
+        file.write(str(n))
+    os.replace('/tmp/new', '/tmp/n')  # whoever looks sees a number
     time.sleep(0.05)
 """
 

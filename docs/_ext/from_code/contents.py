@@ -11,6 +11,7 @@ _ROOMS = {
         "guides/dockerfile",
         "guides/images",
         "guides/reinforcement-learning",
+        "guides/command-line",
         "guides/python-client",
         "guides/network",
         "guides/tls",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from agentenv import __version__
 from agentenv.errors import AenvError, CapacityExceeded, GuestFault
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+INTERRUPTED = 130  # as shells have it for SIGINT
 
 # Command -> (module, or module:name where the name is not `command`; one line for the overview). A module is
 # imported when its command runs, so that `--help` and `--version` stay quick.
@@ -70,6 +75,17 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names from the table above, so that no command's module is imported for them."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
@@ -93,7 +109,7 @@ def cli() -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line; errors of ours end it with one line on stderr and their exit code.
 
     Exit codes: 0 done, 1 failed, 2 usage or invalid request, 3 not found, 4 conflict, 5 capacity,
@@ -101,7 +117,15 @@ def main(arguments: list[str] | None = None) -> Any:
     130 interrupted.
     """
     try:
-        return cli.main(arguments, prog_name="aenv", standalone_mode=True)
+        ended = cli.main(arguments, prog_name="aenv", standalone_mode=False)
+        sys.exit(ended if isinstance(ended, int) else 0)
+    except click.ClickException as mistake:
+        mistake.show()
+        sys.exit(mistake.exit_code)
+    except click.Abort as aborted:
+        by_signal = isinstance(aborted.__cause__ or aborted.__context__, KeyboardInterrupt)
+        click.echo("aenv: interrupted" if by_signal else "aenv: not confirmed", err=True)
+        sys.exit(INTERRUPTED if by_signal else 1)
     except AenvError as error:
         failed = error
     except ModuleNotFoundError as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from agentenv.errors import (
     AenvError,
     CapacityExceeded,
     Conflict,
+    Expired,
     Forbidden,
     HostFault,
     InvalidRequest,
@@ -22,6 +22,9 @@ from agentenv.errors import (
     StoreFull,
     Unauthorized,
 )
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 REQUEST_LIMIT_S = 60.0
 BLOCK = 1 << 20  # bytes of a body that are sent at a time
@@ -33,8 +36,8 @@ class Unreachable(HostFault):
     exit_code = 8
 
 
-class TookTooLong(HostFault):
-    """What was asked is not done in the time that it may take."""
+class TookTooLong(Unreachable):
+    """What was asked is not answered in the time that it may take."""
 
     exit_code = 9
 
@@ -45,6 +48,7 @@ _BY_STATUS: Mapping[int, type[AenvError]] = {
     403: Forbidden,
     404: NotFound,
     409: Conflict,
+    410: Expired,
     422: InvalidRequest,
     429: CapacityExceeded,
     501: NotImplementedYet,
@@ -106,7 +110,9 @@ def download(
                 out.write(data)
                 left -= len(data)
             if left > 0:
-                raise http.client.IncompleteRead(b"", left)
+                from http.client import IncompleteRead
+
+                raise IncompleteRead(b"", left)
         else:
             content = response.read()
         return _answer(response, content)
@@ -130,30 +136,43 @@ def send(
         limit_s: seconds that each step may take.
 
     Raises:
-        Unreachable: nothing answers there.
+        Unreachable: nothing answers there. TookTooLong: it was asked, and does not answer.
     """
     with _asked(method, url, headers or {}, body, limit_s) as response:
         return _answer(response, response.read())
 
 
-def _answer(response: http.client.HTTPResponse, content: bytes) -> Answer:
+def _answer(response: HTTPResponse, content: bytes) -> Answer:
     return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
 
 @contextmanager
 def _asked(
     method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None, limit_s: float
-) -> Iterator[http.client.HTTPResponse]:
+) -> Iterator[HTTPResponse]:
     """The answer to a request, to be read inside of the block."""
+    import http.client  # takes 30 ms, which --help has no use for
+
     address = urlsplit(url)
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s, blocksize=BLOCK)
     path = address.path + (f"?{address.query}" if address.query else "")
+    origin = f"{address.scheme}://{address.netloc}"
+    there = False
     try:
+        connection.connect()
+        there = True
         connection.request(method, path or "/", body=body, headers=dict(headers))
         yield connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
-        origin = f"{address.scheme}://{address.netloc}"
-        raise Unreachable(f"the node at {origin} does not answer: {error or type(error).__name__}") from error
+        if there and isinstance(error, TimeoutError):
+            raise TookTooLong(
+                f"{method} {address.path}: the node at {origin} said nothing for {limit_s:.0f} s",
+                remedy="what was asked may still be done: look, before it is asked again",
+            ) from error
+        raise Unreachable(
+            f"the node at {origin} does not answer: {error or type(error).__name__}",
+            remedy="see that it runs (aenv node status) and that the URL is right",
+        ) from error
     finally:
         connection.close()

@@ -7,8 +7,11 @@ import sys
 import click
 
 from agentenv.cli import profiles
-from agentenv.cli.output import Column, form_of, form_option, show
+from agentenv.cli.completing import PROFILE
+from agentenv.cli.options import node_option
+from agentenv.cli.output import Column, form_of, form_option, show, show_one
 from agentenv.cli.profiles import Profile
+from agentenv.cli.server import Node
 from agentenv.errors import InvalidRequest
 
 _SHOWN = 8  # letters of a key
@@ -18,8 +21,8 @@ _SHOWN = 8  # letters of a key
 def command() -> None:
     """Know several servers by name, each with its key.
 
-    A command asks the server of --url, else of --profile (AENV_PROFILE), else of E2B_API_URL, else the one in
-    use here, else the node of this machine.
+    A command asks the server of --url, --profile or --home; else of AENV_PROFILE; else of E2B_API_URL; else
+    the one in use here; else the node of this machine. A key goes to its own server alone.
     """
 
 
@@ -42,8 +45,6 @@ def login(url: str, name: str, no_check: bool) -> None:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"{url} is no URL", remedy="begin it with https:// or http://")
     if not no_check:
-        from agentenv.cli.server import Node
-
         Node(url, key).call("GET", "/v2/sandboxes?limit=1")
     profiles.save(profiles.load().with_one(name, Profile(url.rstrip("/"), key)))
     click.echo(f"{name} is used from now on", err=True)
@@ -66,15 +67,24 @@ def list_(form: str | None) -> None:
     show(rows, columns, form_of(form), key="name")
 
 
+@command.command("show")
+@form_option
+@node_option
+def show_(node: Node, form: str | None) -> None:
+    """Show which server is meant, by what is said here, set, and in use; of its key the beginning."""
+    found = {"url": node.url, "key": f"{node.headers['X-API-KEY'][:_SHOWN]}…"}
+    show_one(found, form_of(form), key="url")
+
+
 @command.command("use")
-@click.argument("name")
+@click.argument("name", type=PROFILE)
 def use(name: str) -> None:
     """Use the server NAME from now on."""
     profiles.save(profiles.load().using(name))
 
 
 @command.command("logout")
-@click.argument("name")
+@click.argument("name", type=PROFILE)
 def logout(name: str) -> None:
     """Forget the server NAME and its key."""
     profiles.save(profiles.load().without(name))

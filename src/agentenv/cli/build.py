@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agentenv.cli.meant import node_address
 from agentenv.cli.options import (
     credential_options,
     credentials,
     init_option,
-    node_address,
     node_options,
 )
 from agentenv.cli.shipped import shipped

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, process_options, variables
-from agentenv.cli.attached.processes import Ended
-from agentenv.cli.attached.session import Left
+from agentenv.cli.completing import SANDBOX
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
+
+if TYPE_CHECKING:
+    from agentenv.cli.attached.processes import Ended
+    from agentenv.cli.attached.session import Left
 
 
 @click.command("connect")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--new", is_flag=True, help="A new shell, even if one was left here.")
 @click.option("--shell", "tag", metavar="TAG", help="That shell, wherever it was left.")
 @click.option("--list", "only_list", is_flag=True, help="List the shells that run, and attach to none.")
@@ -65,6 +70,8 @@ def command(
 
 def tell_after(door: Door, outcome: Ended | Left) -> None:
     """What goes on, and how to come back; for people alone."""
+    from agentenv.cli.attached.session import Left
+
     if not sys.stderr.isatty():
         return
     what = "the shell was left and goes on" if isinstance(outcome, Left) else "the shell has ended"
@@ -73,6 +80,8 @@ def tell_after(door: Door, outcome: Ended | Left) -> None:
 
 def status_of(outcome: Ended | Left) -> int:
     """The status that the command ends with."""
+    from agentenv.cli.attached.session import Left
+
     if isinstance(outcome, Left):
         return 128 + outcome.by if outcome.by else 0
     return outcome.code

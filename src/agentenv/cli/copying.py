@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.completing import SANDBOX
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 from agentenv.errors import Conflict, InvalidRequest, NotFound
 
@@ -74,7 +76,7 @@ def cp(places: tuple[str, ...], **asked: Any) -> None:
 
 
 @click.command("upload")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE... [DESTINATION]")
 @copy_options
 def upload(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:
@@ -92,7 +94,7 @@ def upload(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:
 
 
 @click.command("download")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE... [DESTINATION]")
 @copy_options
 def download(sandbox: str, paths: tuple[str, ...], **asked: Any) -> None:
@@ -139,8 +141,7 @@ def copy(
     meter = TransferMeter(quiet=quiet)
     transfer = Transfer(_tag(sources, destination), meter, left_out.append)
     paths = [each.path for each in sources]
-    names = (name for name in (origin, destination.sandbox) if name is not None)
-    ends = [Door(node, sandbox_of(node, name)) for name in names]
+    ends = [Door(node, sandbox_of(node, name)) for name in (origin, destination.sandbox) if name is not None]
 
     def once() -> None:
         left_out.clear()

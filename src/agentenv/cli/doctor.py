@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import home_option, output_option
 from agentenv.cli.root import rather_as_root
 
@@ -21,6 +20,8 @@ def command(home: Path | None, output: str) -> None:
     Exit code 0 when a node can run here, 6 when something required is missing. A user who may use
     sudo is told what root can do, since a node runs as root.
     """
+    from agentenv import config
+
     settings = config.load(home=home)
     rather_as_root(settings)
     from agentenv.host import doctor

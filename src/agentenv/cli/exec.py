@@ -11,13 +11,15 @@ import click
 
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, process_options, variables
+from agentenv.cli.completing import SANDBOX
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("sandbox")
+@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.option(
     "--interactive", "-i", is_flag=True, help="Pass on what is typed; what is piped is passed on anyhow."

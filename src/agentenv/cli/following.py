@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from http.client import HTTPException, HTTPResponse
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from agentenv.cli.api import Answer, Unreachable
 from agentenv.cli.server import Node
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 SILENT_S = 45.0  # the node says something every 15 s
 AGAIN_S = 1.0
 Query = Mapping[str, Sequence[str]]
 
 
-def events(node: Node, query: Query, *, after: str | None = None) -> Iterator[dict[str, Any]]:
+def events(
+    node: Node, query: Query, *, after: str | None = None, opened: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any]]:
     """Events of a node, for as long as it is asked for them.
+
+    Args:
+        node: the node.
+        query: which, as its API has it.
+        after: the id of the event before the first one that is wanted; what comes from now on, if None.
+        opened: called whenever a connection stands, from which on nothing is missed.
 
     Raises:
         AenvError: they are refused. Unreachable: the node was never there.
@@ -38,6 +48,7 @@ def events(node: Node, query: Query, *, after: str | None = None) -> Iterator[di
             if response.status != 200:
                 headers = {name.lower(): value for name, value in response.getheaders()}
                 raise Answer(response.status, headers, response.read()).fault("GET /events")
+            opened()
             for event in _read(response):
                 after = event.get("id", after)
                 yield event
@@ -45,6 +56,8 @@ def events(node: Node, query: Query, *, after: str | None = None) -> Iterator[di
 
 def _read(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Events until the connection ends, however it does."""
+    from http.client import HTTPException
+
     data: list[str] = []
     try:
         for line in response:

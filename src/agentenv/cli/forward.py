@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
 import click
 
 from agentenv.cli.attached.door import Door
+from agentenv.cli.completing import SANDBOX
+from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 
 @click.command("forward")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("ports", nargs=-1, required=True, metavar="[[BIND:]LOCAL:]REMOTE...")
 @node_options
 def command(
@@ -37,6 +38,8 @@ def command(
       aenv forward isx3k2v9 5432 0:8000
       aenv forward isx3k2v9 0.0.0.0:8080:80
     """
+    import asyncio
+
     from agentenv.cli.attached.forwarding import Forwarding, Pair, parse_pair
 
     wanted = [parse_pair(each) for each in ports]

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import click
 
-from agentenv.cli.options import node_address, node_options, output_option
+from agentenv.cli.meant import node_address
+from agentenv.cli.options import node_options, output_option
 from agentenv.cli.server import Node
 
 SHOWN = ("id", "name", "project", "scopes", "key", "quota", "rate")

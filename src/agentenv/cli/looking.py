@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import click
 
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.following import events as followed
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
@@ -27,7 +28,7 @@ METRICS: tuple[Column, ...] = (
 
 
 @click.command("logs")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
 @click.option("--level", type=click.Choice(LEVELS), default="debug", help="Of that level at least.")
 @click.option("--search", default="", metavar="TEXT", help="Lines with that in them.")
@@ -72,7 +73,7 @@ def _milliseconds(moment: str) -> int:
 
 
 @click.command("metrics")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--watch", "-w", is_flag=True, help="Go on with what comes.")
 @click.option("--last", type=click.IntRange(min=1), default=10, show_default=True, help="So many samples.")
 @form_option
@@ -139,7 +140,7 @@ def _phase(phase: Row) -> str:
 
 
 @click.command("operations")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def operations(node: Node, sandbox: str, form: str | None) -> None:

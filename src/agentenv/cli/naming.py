@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from agentenv.cli.server import Node
 from agentenv.errors import Conflict, NotFound
@@ -18,13 +18,7 @@ _SHOWN = 5
 
 def sandboxes(node: Node, **query: str | None) -> Iterator[dict[str, Any]]:
     """All sandboxes that a query of the API selects, page by page."""
-    given = {name: value for name, value in query.items() if value}
-    token: str | None = ""
-    while token is not None:
-        words = urlencode({**given, **({"nextToken": token} if token else {})})
-        answer = node.ask("GET", f"/v2/sandboxes?{words}")
-        yield from answer.json()
-        token = answer.headers.get("x-next-token") or None
+    return node.pages("/v2/sandboxes", query)
 
 
 def sandbox_of(node: Node, text: str) -> str:
@@ -51,7 +45,7 @@ def snapshot_of(node: Node, text: str) -> str:
     answer = node.ask("GET", f"/snapshots/{quote(text, safe='')}", refused=(404,))
     if answer.status != 404:
         return str(answer.json()["snapshotID"])
-    found = _beginning(text, (each["snapshotID"] for each in node.call("GET", "/snapshots?limit=100")))
+    found = _beginning(text, (each["snapshotID"] for each in node.pages("/snapshots", {})))
     return _only(text, found, "snapshot", "aenv snapshot list")
 
 

@@ -9,15 +9,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config, run_record
 from agentenv.cli.env import api_key
 from agentenv.cli.local import LocalNode
 from agentenv.cli.options import address_options, home_option, output_option
 from agentenv.cli.root import require_root
 from agentenv.errors import HostFault, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from agentenv.config import Settings
+    from agentenv.run_record import RunRecord
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 60.0
@@ -33,6 +37,8 @@ def command() -> None:
 @address_options
 def start(home: Path | None, host: str | None, port: int | None) -> None:
     """Start a node in the background; says so when one already runs."""
+    from agentenv import config, run_record
+
     settings = config.load(home=home, host=host, port=port)
     require_root(settings)
     running = run_record.read(settings)
@@ -47,6 +53,8 @@ def start(home: Path | None, host: str | None, port: int | None) -> None:
 @click.option("--keep", is_flag=True, help="Leave the sandboxes running; the next start adopts them.")
 def stop(home: Path | None, keep: bool) -> None:
     """Stop the node and, unless --keep is given, pause its sandboxes first."""
+    from agentenv import config, run_record
+
     settings = config.load(home=home)
     require_root(settings)
     running = run_record.read(settings)
@@ -65,6 +73,8 @@ def stop(home: Path | None, keep: bool) -> None:
 @address_options
 def restart(home: Path | None, host: str | None, port: int | None) -> None:
     """Stop the node, leaving its sandboxes, and start it again; it adopts them."""
+    from agentenv import config, run_record
+
     settings = config.load(home=home, host=host, port=port)
     require_root(settings)
     running = run_record.read(settings)
@@ -80,6 +90,8 @@ def restart(home: Path | None, host: str | None, port: int | None) -> None:
 @output_option
 def status(home: Path | None, output: str) -> None:
     """Say whether a node runs, where, and with how many sandboxes. Exit code 3 when none runs."""
+    from agentenv import config, run_record
+
     settings = config.load(home=home)
     running = run_record.read(settings)
     if running is None:
@@ -101,7 +113,7 @@ def status(home: Path | None, output: str) -> None:
     sys.exit(0 if running else 3)
 
 
-def launch(settings: config.Settings) -> None:
+def launch(settings: Settings) -> None:
     """Start `aenv serve` detached, its output in the node's log, and wait until it serves.
 
     Raises:
@@ -135,7 +147,7 @@ def launch(settings: config.Settings) -> None:
     click.echo(f"serving: {url} (process {process.pid}, log {settings.log_file})")
 
 
-def terminate(running: run_record.RunRecord) -> None:
+def terminate(running: RunRecord) -> None:
     """Ask that process to end and wait until it has.
 
     Raises:

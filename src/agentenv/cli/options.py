@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from agentenv.cli import profiles
+from agentenv.cli.meant import node_address
 from agentenv.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from agentenv.cli.server import Node
     from agentenv.image.credentials import Credentials
 
 PASSWORD_VARIABLE = "AENV_REGISTRY_PASSWORD"
@@ -55,7 +55,7 @@ def credential_options(function: F) -> F:
 
 
 def node_options(function: F) -> F:
-    """`--url`, `--api-key` and `--profile` of the node that is asked, and `--home`; see `node_address`."""
+    """`--url`, `--api-key`, `--profile` and `--home` of the node that is asked; see `meant.node_address`."""
     function = home_option(function)
     function = click.option(
         "--profile",
@@ -65,11 +65,11 @@ def node_options(function: F) -> F:
         help="A server that `aenv auth` knows (AENV_PROFILE, or the one in use).",
     )(function)
     function = click.option(
-        "--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, or the local one's)."
+        "--api-key", envvar="E2B_API_KEY", help="Its key (E2B_API_KEY, the profile's, or the local one's)."
     )(function)
-    return click.option("--url", envvar="E2B_API_URL", help="The node (E2B_API_URL, or the local one).")(
-        function
-    )
+    return click.option(
+        "--url", envvar="E2B_API_URL", help="The node (E2B_API_URL, or as the profile says)."
+    )(function)
 
 
 def node_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,42 +88,6 @@ def node_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _remember_profile(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     context.meta[profiles.VARIABLE] = value
-
-
-def node_address(url: str | None, api_key: str | None, home: Path | None) -> tuple[str, str]:
-    """URL and key of the node that is meant. What is not given is the profile's that is named; else, where
-    neither is given, that of the profile in use; else the local node's.
-
-    Raises:
-        NotFound: there is no such profile. Conflict: no node runs here. Unauthorized: its key file is not
-            readable.
-    """
-    context = click.get_current_context(silent=True)
-    named = context.meta.get(profiles.VARIABLE) if context is not None else None
-    if named or (url is None and api_key is None and home is None):
-        known = profiles.load()
-        if chosen := named or known.used:
-            profile = known.get(chosen)
-            url, api_key = url or profile.url, api_key or profile.api_key
-    if url is None or api_key is None:
-        from agentenv import config
-        from agentenv.cli.env import variables
-
-        local = variables(config.load(home=home))
-        url, api_key = url or local["E2B_API_URL"], api_key or local["E2B_API_KEY"]
-    return url, api_key
-
-
-def remote(url: str | None, api_key: str | None, home: Path | None) -> Node | None:
-    """The server elsewhere that is meant; None where no option, variable or profile names one, and it is the
-    data directory here that is meant, whether its node runs or not."""
-    from agentenv.cli.server import Node
-
-    context = click.get_current_context()
-    named = url is not None or context.meta.get(profiles.VARIABLE) is not None
-    if not named and (home is not None or profiles.load().used is None):
-        return None
-    return Node(*node_address(url, api_key, home))
 
 
 def credentials(username: str | None, password_stdin: bool) -> Credentials | None:

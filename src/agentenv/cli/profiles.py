@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -78,15 +77,19 @@ def load() -> Profiles:
         InvalidRequest: the file is not as `save` writes it. HostFault: it cannot be read.
     """
     try:
-        document = tomllib.loads(path().read_text())
-        known = {
-            name: Profile(str(entry["url"]), str(entry["api_key"]))
-            for name, entry in document.get("profiles", {}).items()
-        }
+        text = path().read_text()
     except FileNotFoundError:
         return Profiles()
     except OSError as error:
         raise HostFault(f"{path()}: {error.strerror}") from error
+    import tomllib  # here: most have no profiles, and commands start sooner
+
+    try:
+        document = tomllib.loads(text)
+        known = {
+            name: Profile(str(entry["url"]), str(entry["api_key"]))
+            for name, entry in document.get("profiles", {}).items()
+        }
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{path()} cannot be understood: {error}", remedy="mend or remove it") from None
     return Profiles(known, document.get("use"))

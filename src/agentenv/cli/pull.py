@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import credential_options, credentials, home_option, output_option
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
 if TYPE_CHECKING:
+    from agentenv.config import Settings
     from agentenv.image.cache import CachedImage
     from agentenv.image.credentials import Credentials
 
@@ -47,6 +46,10 @@ def command(
       aenv pull python:3.13
       pass show ghcr | aenv pull ghcr.io/owner/private:1 --username owner --password-stdin
     """
+    import asyncio
+
+    from agentenv import config
+
     settings = config.load(home=home)
     require_root(settings)
     found = asyncio.run(
@@ -63,7 +66,7 @@ def command(
 
 
 async def _pull(
-    settings: config.Settings, image: str, disk_mib: int | None, given: Credentials | None, progress: Steps
+    settings: Settings, image: str, disk_mib: int | None, given: Credentials | None, progress: Steps
 ) -> CachedImage:
     from agentenv.image.cache import Images, reap
     from agentenv.records.database import Database

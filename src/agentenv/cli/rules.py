@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO, Any
 
 import click
 
+from agentenv.cli.attached.creation import add_rules, document
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.server import Node
-from agentenv.errors import InvalidRequest
 
 Rate = click.IntRange(min=0)
 
@@ -22,7 +22,7 @@ def network() -> None:
 
 
 @network.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_network(node: Node, sandbox: str, form: str | None) -> None:
@@ -33,10 +33,10 @@ def show_network(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @network.command("set")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--internet/--no-internet", default=None, help="Whether it reaches what no rule names.")
-@click.option("--allow", multiple=True, metavar="WHERE", help="An address, range or name that it reaches.")
-@click.option("--deny", multiple=True, metavar="WHERE", help="An address or range that it does not reach.")
+@click.option("--allow", multiple=True, metavar="WHERE", help="It reaches that alone: address, range, name.")
+@click.option("--deny", multiple=True, metavar="WHERE", help="It does not reach this: address or range.")
 @click.option("--dns", multiple=True, metavar="ADDRESS", help="A name server that is asked for it.")
 @click.option("--file", type=click.File("r"), metavar="FILE", help="All of it as JSON, with the API's names.")
 @node_option
@@ -53,19 +53,19 @@ def set_network(
 
     \b
     Examples:
-      aenv network set isx3k2v9 --no-internet --allow pypi.org --allow files.pythonhosted.org
+      aenv network set isx3k2v9 --allow pypi.org --allow files.pythonhosted.org
       aenv network set isx3k2v9 --internet
     """
     body: dict[str, Any] = {}
     if internet is not None:
         body["allow_internet_access"] = internet
-    for name, values in (("allowOut", allow), ("denyOut", deny), ("dnsServers", dns)):
-        if values:
-            body[name] = list(values)
+    add_rules(body, allow, deny)
+    if dns:
+        body["dnsServers"] = list(dns)
     if file is not None:
         if body:
             raise click.UsageError("--file says all of it: give no other option beside it")
-        body = _document(file)
+        body = document(file, "--file")
     elif not body:
         raise click.UsageError("say what it may reach: --internet lifts all rules")
     found = sandbox_of(node, sandbox)
@@ -79,7 +79,7 @@ def limits() -> None:
 
 
 @limits.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_limits(node: Node, sandbox: str, form: str | None) -> None:
@@ -89,7 +89,7 @@ def show_limits(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @limits.command("set")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--rx", type=Rate, metavar="BYTES", help="Received from the network, per second; 0: no limit.")
 @click.option("--tx", type=Rate, metavar="BYTES", help="Sent to the network, per second.")
 @click.option("--disk", type=Rate, metavar="BYTES", help="Read from and written to disks, per second.")
@@ -106,13 +106,3 @@ def set_limits(
     found = sandbox_of(node, sandbox)
     node.call("PUT", f"/sandboxes/{found}/limits", body)
     click.echo(found)
-
-
-def _document(file: IO[str]) -> dict[str, Any]:
-    try:
-        found = json.load(file)
-    except ValueError as error:
-        raise InvalidRequest(f"{file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{file.name} is not an object")
-    return found

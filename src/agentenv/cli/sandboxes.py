@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlencode
 
 import click
 
+from agentenv.cli.completing import SANDBOX
 from agentenv.cli.naming import NAME, sandbox_of, sandboxes
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Form, Row, age, form_of, form_option, pairs, show, show_one
@@ -65,18 +66,24 @@ def list_(
         found = selected(node, state, metadata, template)
         return found if limit is None else found[:limit]
 
-    show(look(), COLUMNS, chosen, key="sandboxID")
     if watch:
-        _show_again(node, look, chosen)
+        _watch(node, look, chosen)
+    else:
+        show(look(), COLUMNS, chosen, key="sandboxID")
 
 
-def _show_again(node: Node, look: Any, form: Form) -> None:
+def _watch(node: Node, look: Callable[[], list[Row]], form: Form) -> None:
+    """Show what there is once events are followed, so that none is missed, and after each event."""
     from agentenv.cli.following import events
 
-    for _ in events(node, {}):
+    def again() -> None:
         if form == "table" and sys.stdout.isatty():
             click.clear()
         show(look(), COLUMNS, form, key="sandboxID")
+        sys.stdout.flush()
+
+    for _ in events(node, {}, opened=again):
+        again()
 
 
 def selected(node: Node, state: str | None, metadata: tuple[str, ...], template: str | None) -> list[Row]:
@@ -93,7 +100,7 @@ def selected(node: Node, state: str | None, metadata: tuple[str, ...], template:
 
 
 @click.command("show")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def show_(node: Node, sandbox: str, form: str | None) -> None:
@@ -104,7 +111,7 @@ def show_(node: Node, sandbox: str, form: str | None) -> None:
 
 
 @click.command("pause")
-@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @click.option("--disk-only", is_flag=True, help="Keep the disk alone: it boots when it is resumed.")
 @node_option
 def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
@@ -116,7 +123,7 @@ def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
 
 
 @click.command("resume")
-@click.argument("names", nargs=-1, required=True, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @click.option(
     "--timeout",
     type=click.IntRange(min=1),
@@ -134,7 +141,7 @@ def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
 
 
 @click.command("timeout")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("seconds", type=click.IntRange(min=0))
 @node_option
 def timeout(node: Node, sandbox: str, seconds: int) -> None:
@@ -145,7 +152,7 @@ def timeout(node: Node, sandbox: str, seconds: int) -> None:
 
 
 @click.command("delete")
-@click.argument("names", nargs=-1, metavar="SANDBOX...")
+@click.argument("names", nargs=-1, type=SANDBOX, metavar="SANDBOX...")
 @click.option("--all", "every", is_flag=True, help="All of the project, after a question.")
 @click.option("--state", type=click.Choice(["running", "paused"]), help="All in that state.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="All with that metadata.")

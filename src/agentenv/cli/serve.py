@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import address_options, home_option
 from agentenv.cli.root import require_root
 
@@ -20,6 +19,8 @@ def command(home: Path | None, host: str | None, port: int | None, ready_fd: int
 
     SIGINT or SIGTERM end the node and leave its sandboxes running: the next start adopts them.
     """
+    from agentenv import config
+
     settings = config.load(home=home, host=host, port=port)
     require_root(settings)
     from agentenv.node import serve

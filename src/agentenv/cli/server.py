@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
 
 from agentenv.cli.api import Answer, Unreachable, send
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 CALL_LIMIT_S = 60.0
 
@@ -43,8 +46,20 @@ class Node:
             raise answer.fault(f"{method} {path}")
         return answer
 
-    def open(self, path: str, *, limit_s: float) -> http.client.HTTPResponse:
+    def pages(self, path: str, query: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
+        """What a list has, page by page as it is read; parts of the query that are None are not asked."""
+        given = {name: value for name, value in query.items() if value}
+        token: str | None = ""
+        while token is not None:
+            words = urlencode({**given, "nextToken": token} if token else given)
+            answer = self.ask("GET", f"{path}?{words}")
+            yield from answer.json()
+            token = answer.headers.get("x-next-token") or None
+
+    def open(self, path: str, *, limit_s: float) -> HTTPResponse:
         """An answer that is to be read as it comes, to be closed by the caller."""
+        import http.client
+
         address = urlsplit(self.url)
         kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
         connection = kind(address.hostname or "127.0.0.1", address.port, timeout=limit_s)

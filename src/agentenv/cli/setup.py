@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from agentenv import config
 from agentenv.cli.options import home_option
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
@@ -29,6 +28,8 @@ def command(home: Path | None, kernel: Path | None, local_ca: bool) -> None:
 
     Repeatable: what is already there and still right is left alone.
     """
+    from agentenv import config
+
     settings = config.load(home=home, kernel=kernel)
     require_root(settings)
     from agentenv.host.setup import setup

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from agentenv.cli.attached.options import pairs as parsed
 from agentenv.cli.attached.options import variables
+from agentenv.cli.completing import SANDBOX, SNAPSHOT
 from agentenv.cli.naming import NAME, sandbox_of, snapshot_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
@@ -28,7 +28,7 @@ def command() -> None:
 
 
 @command.command("create")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.option("--name", metavar="NAME[:TAG]", help="A name, by which sandboxes are started from it.")
 @click.option("--disk-only", is_flag=True, help="Of the disk alone: what is started from it boots.")
 @form_option
@@ -56,22 +56,12 @@ def create(node: Node, sandbox: str, name: str | None, disk_only: bool, form: st
 @node_option
 def list_(node: Node, sandbox: str | None, name: str | None, form: str | None) -> None:
     """List snapshots, the newest first."""
-    query = [
-        *([f"sandboxID={sandbox_of(node, sandbox)}"] if sandbox else []),
-        *([f"name={quote(name, safe='')}"] if name else []),
-    ]
-    rows: list[Row] = []
-    token: str | None = ""
-    while token is not None:
-        words = "&".join([*query, *([f"nextToken={token}"] if token else [])])
-        answer = node.ask("GET", f"/snapshots?{words}")
-        rows += answer.json()
-        token = answer.headers.get("x-next-token") or None
-    show(rows, COLUMNS, form_of(form), key="snapshotID")
+    query = {"sandboxID": sandbox_of(node, sandbox) if sandbox else None, "name": name}
+    show(list(node.pages("/snapshots", query)), COLUMNS, form_of(form), key="snapshotID")
 
 
 @command.command("show")
-@click.argument("snapshot")
+@click.argument("snapshot", type=SNAPSHOT)
 @form_option
 @node_option
 def show_(node: Node, snapshot: str, form: str | None) -> None:
@@ -81,7 +71,7 @@ def show_(node: Node, snapshot: str, form: str | None) -> None:
 
 
 @command.command("delete")
-@click.argument("snapshots", nargs=-1, required=True, metavar="SNAPSHOT...")
+@click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
 @node_option
 def delete(node: Node, snapshots: tuple[str, ...]) -> None:
     """Delete snapshots. What was started from them goes on."""
@@ -91,7 +81,7 @@ def delete(node: Node, snapshots: tuple[str, ...]) -> None:
 
 
 @command.command("tree")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @form_option
 @node_option
 def tree(node: Node, sandbox: str, form: str | None) -> None:
@@ -114,7 +104,7 @@ def _branches(branches: list[Row], current: str | None, indent: str) -> None:
 
 
 @click.command("fork")
-@click.argument("sandbox")
+@click.argument("sandbox", type=SANDBOX)
 @click.argument("count", type=click.IntRange(1, 100), default=1)
 @click.option("--env", "-e", multiple=True, metavar="NAME[=VALUE]", help="A variable of all children.")
 @click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Something to find them by.")
@@ -141,22 +131,19 @@ def fork(
     Examples:
       aenv fork isx3k2v9 8 --number SEED --metadata run=7 --output ids
     """
-    found = sandbox_of(node, sandbox)
-    named = (node.call("GET", f"/sandboxes/{found}").get("metadata") or {}).get(NAME)
-    shared = variables(env)
+    shared, found = variables(env), parsed(metadata, "--metadata")
+    parent = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
+    name = (parent.get("metadata") or {}).get(NAME)
     children = [
         {
             "envVars": {**shared, **({number: str(index)} if number else {})},
             # Metadata is inherited, and a name must be one sandbox's.
-            "metadata": {
-                **({NAME: f"{named}-{index + 1}"} if named else {}),
-                **parsed(metadata, "--metadata"),
-            },
+            "metadata": {**({NAME: f"{name}-{index + 1}"} if name else {}), **found},
         }
         for index in range(count)
     ]
     body = {"count": count, "children": children, **({"timeout": timeout} if timeout else {})}
-    path = f"/sandboxes/{found}/fork"
+    path = f"/sandboxes/{parent['sandboxID']}/fork"
     results = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
     made = [each["sandbox"] for each in results if each.get("sandbox")]
     columns: tuple[Column, ...] = (
@@ -174,8 +161,8 @@ def _without_tokens(row: Row) -> Row:
 
 
 @click.command("rollback")
-@click.argument("sandbox")
-@click.argument("snapshot", required=False)
+@click.argument("sandbox", type=SANDBOX)
+@click.argument("snapshot", required=False, type=SNAPSHOT)
 @node_option
 def rollback(node: Node, sandbox: str, snapshot: str | None) -> None:
     """Put SANDBOX back to one of its own snapshots, or to its start."""

@@ -10,12 +10,14 @@ import click
 
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import detach_option, pairs, process_options, variables
-from agentenv.cli.options import node_address, node_options
+from agentenv.cli.completing import TEMPLATE
+from agentenv.cli.meant import node_address
+from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
 
 
 @click.command("start")
-@click.argument("template", required=False)
+@click.argument("template", required=False, type=TEMPLATE)
 @click.option("--cold", "image", metavar="IMAGE", help="Of an image, in the place of a template.")
 @click.option("--detach", "-d", is_flag=True, help="Print its id, and nothing else; attach nothing.")
 @click.option("--rm", "remove", is_flag=True, help="Delete it when the shell ends.")

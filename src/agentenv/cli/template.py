@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agentenv.cli.completing import TEMPLATE
+from agentenv.cli.meant import node_address, remote
 from agentenv.cli.naming import template_of
 from agentenv.cli.options import (
     credential_options,
     credentials,
     home_option,
     init_option,
-    node_address,
     node_option,
     node_options,
     output_option,
-    remote,
 )
 from agentenv.cli.output import Column, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
@@ -94,6 +93,8 @@ def create(
       aenv template create alpine --from alpine:3.22
       docker save python:3.13 | zstd > python.tar.zst; aenv template create python --from ./python.tar.zst
     """
+    import asyncio
+
     from agentenv import config
 
     settings = config.load(home=home)
@@ -157,7 +158,7 @@ def list_templates(url: str | None, api_key: str | None, home: Path | None, outp
 
 
 @command.command("delete")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, type=TEMPLATE, metavar="NAME...")
 @node_options
 def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
     """Delete templates, by name or id. One that sandboxes use is refused."""
@@ -180,7 +181,7 @@ def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: P
 
 
 @command.command("export")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @click.option(
     "-o",
     "--output",
@@ -208,7 +209,7 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @form_option
 @node_option
 def show_(node: Node, name: str, form: str | None) -> None:
@@ -218,7 +219,7 @@ def show_(node: Node, name: str, form: str | None) -> None:
 
 
 @command.command("tag")
-@click.argument("target", metavar="NAME[:TAG]")
+@click.argument("target", type=TEMPLATE, metavar="NAME[:TAG]")
 @click.argument("tags", nargs=-1, required=True, metavar="NEW...")
 @click.option("--remove", is_flag=True, help="Take these tags away from NAME instead.")
 @node_option
@@ -237,7 +238,7 @@ def tag(node: Node, target: str, tags: tuple[str, ...], remove: bool) -> None:
 
 
 @command.command("publish")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @click.option("--undo", is_flag=True, help="Let its own project use it alone again.")
 @node_option
 def publish(node: Node, name: str, undo: bool) -> None:
@@ -247,7 +248,7 @@ def publish(node: Node, name: str, undo: bool) -> None:
 
 
 @command.command("watch")
-@click.argument("name")
+@click.argument("name", type=TEMPLATE)
 @node_option
 def watch(node: Node, name: str) -> None:
     """Follow the newest build of the template NAME until it ends; ends with 1 if it fails."""

@@ -100,6 +100,19 @@ def test_a_command_of_a_node_says_what_to_install(command: str) -> None:
     assert "pip install 'agentenv-server[server]'" in done.stderr
 
 
+def test_a_client_that_knows_no_server_is_told_how_to_know_one(tmp_path: Path) -> None:
+    program = LOAD.partition("for name")[0] + "from agentenv.cli import main\nmain(sys.argv[3:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "", "pydantic", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": ":".join(sys.path), "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 4
+    assert "aenv auth login URL" in done.stderr, done.stderr
+
+
 def test_a_module_that_no_extra_has_is_a_bug_and_shown_as_one() -> None:
     program = LOAD.partition("for name")[0] + "from agentenv.cli import main\nmain(sys.argv[3:])"
     done = subprocess.run(

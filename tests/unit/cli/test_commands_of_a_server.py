@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click.testing
 import pytest
+from click.shell_completion import BashComplete
 from starlette.types import ASGIApp
 
 from agentenv.api.app import create_app
@@ -171,6 +172,15 @@ def test_snapshots_and_what_is_made_of_them(aenv: Aenv) -> None:
     assert aenv("snapshot", "show", "ready").code == 3
 
 
+def test_children_of_one_with_a_name_have_their_own(aenv: Aenv) -> None:
+    named = started(aenv, "--name", "mine")
+    children = aenv("fork", "mine", "2", "--metadata", "run=7", "--output", "ids").split()
+    found = [json.loads(aenv("show", f"mine-{index}")) for index in (1, 2)]
+    assert {each["sandboxID"] for each in found} == set(children)
+    assert found[1]["metadata"] == {"name": "mine-2", "run": "7"}
+    assert json.loads(aenv("show", "mine"))["sandboxID"] == named
+
+
 def test_what_a_sandbox_does_is_looked_at(aenv: Aenv) -> None:
     sandbox = started(aenv, "--name", "mine")
     lines = [json.loads(line) for line in aenv("logs", "mine").splitlines()]
@@ -263,6 +273,7 @@ def test_servers_by_name(bare: Aenv, url: str, tmp_path: Path) -> None:
     assert (listed["team"]["used"], listed["off"]["used"]) == (False, True)
     assert KEY not in json.dumps(listed)
     bare("auth", "use", "team")
+    assert json.loads(bare("auth", "show")) == {"url": url, "key": f"{KEY[:8]}…"}
     assert json.loads(bare("list")) == []
     assert bare("list", "--profile", "unknown").code == 3
     bare("auth", "logout", "team")
@@ -293,6 +304,27 @@ def test_every_command_has_help_with_a_first_line() -> None:
         assert done.exit_code == 0, name
         assert "Usage: cli" in done.stdout
         assert len(done.stdout.splitlines()) > 4, name
+
+
+def test_what_there_is_is_offered(aenv: Aenv, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = started(aenv, "--name", "mine")
+    aenv("snapshot", "create", sandbox, "--name", "ready")
+
+    def offered(*words: str) -> list[str]:
+        return [
+            each.value for each in BashComplete(cli, {}, "aenv", "").get_completions([*words[:-1]], words[-1])
+        ]
+
+    assert offered("pause", "m") == ["mine"]
+    assert offered("exec", sandbox[:4]) == [sandbox]
+    assert offered("pause", "other", "m") == ["mine"]
+    assert offered("snapshot", "show", "r") == ["ready:default"]
+    assert offered("start", "b") == ["base"]
+    assert offered("pause", "--url", "http://127.0.0.1:9", "m") == []
+    assert offered("p") == ["pause", "pull"]
+    assert offered("list", "--state", "p") == ["paused"]
+    monkeypatch.setenv("E2B_API_KEY", "wrong")
+    assert offered("pause", "m") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

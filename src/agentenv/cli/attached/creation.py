@@ -65,22 +65,35 @@ def request(
 def _network(
     allow: Sequence[str], deny: Sequence[str], given: IO[str] | None, *, private: bool
 ) -> dict[str, Any]:
-    network: dict[str, Any] = {}
-    if given is not None:
-        try:
-            network = json.load(given)
-        except ValueError as error:
-            raise InvalidRequest(f"--network: {given.name} is not JSON: {error}") from None
-        if not isinstance(network, dict):
-            raise InvalidRequest(f"--network: {given.name} holds no object")
+    network = document(given, "--network") if given is not None else {}
+    add_rules(network, allow, deny)
+    if private:
+        network["allowPublicTraffic"] = False
+    return network
+
+
+def add_rules(network: dict[str, Any], allow: Sequence[str], deny: Sequence[str]) -> None:
+    """Add what `--allow` and `--deny` mean to a `network` of the API; what is allowed is reached alone."""
     if allow:  # alone it would restrict nothing
         network["allowOut"] = [*network.get("allowOut", []), *allow]
         deny = deny or ([] if network.get("denyOut") else [EVERYTHING])
     if deny:
         network["denyOut"] = [*network.get("denyOut", []), *deny]
-    if private:
-        network["allowPublicTraffic"] = False
-    return network
+
+
+def document(given: IO[str], option: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        found = json.load(given)
+    except ValueError as error:
+        raise InvalidRequest(f"{option}: {given.name} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{option}: {given.name} holds no object")
+    return found
 
 
 def _drive(number: int, text: str) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from http.client import HTTPException
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentenv.cli.attached.ways import Way
-from agentenv.cli.attached.wire import Agent
 from agentenv.cli.server import Node
 from agentenv.errors import AenvError, NotFound
+
+if TYPE_CHECKING:
+    from agentenv.cli.attached.ways import Way
+    from agentenv.cli.attached.wire import Agent
 
 WAKE_S = 300  # how long a sandbox that is woken is to live, at least
 KEPT_S = 60  # how long it is to live from each look at it, while somebody is attached
@@ -53,6 +54,8 @@ class Door:
         Raises:
             NotFound: it has ended. AenvError: it cannot be woken.
         """
+        from agentenv.cli.attached.wire import Agent
+
         found = self.look()
         if wake and found["state"] == "paused":
             self.wake()
@@ -61,6 +64,8 @@ class Door:
 
     def way(self) -> Way:
         """The way to its ports, private ones too; it runs."""
+        from agentenv.cli.attached.ways import Way
+
         headers = dict(self._node.headers)
         if (self.look().get("network") or {}).get("allowPublicTraffic") is False:
             found = self._node.call("POST", f"/v2/sandboxes/{self.id}/connect", {"timeout": 0})
@@ -86,6 +91,8 @@ class Watch:
         self._closed = True
 
     def _follow(self) -> None:
+        from http.client import HTTPException
+
         with self._stream:
             try:
                 for line in self._stream:

@@ -1,4 +1,4 @@
-"""The way to a port of a sandbox: a request to its node that becomes a connection (docs/guides/operations.md)."""
+"""The way to a port of a sandbox: a request to its node becomes a connection (docs/guides/operations.md)."""
 
 from __future__ import annotations
 

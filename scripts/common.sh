@@ -55,7 +55,7 @@ system_packages=(busybox-static ca-certificates cpio e2fsprogs iproute2 mmdebstr
     python3-venv util-linux xz-utils zstd)
 # What tests compare with: images are unpacked and copied by other programs as well.
 # shellcheck disable=SC2034 # used where this file is sourced
-test_packages=(zsh docker-registry iptables qemu-utils shellcheck skopeo systemd umoci)
+test_packages=(zsh docker-registry iptables qemu-utils shellcheck skopeo systemd tmux umoci)
 
 missing_packages() {
     local name

@@ -134,7 +134,7 @@ def copy(
     if origin is None and destination.sandbox is None:
         raise InvalidRequest("neither is in a sandbox", remedy="SANDBOX:PATH names a place in one")
     from agentenv.cli.attached.meter import TransferMeter
-    from agentenv.cli.attached.transfers import Transfer
+    from agentenv.cli.attached.transfers import End, Transfer
 
     node = Node(*node_address(url, api_key, home))
     left_out: list[str] = []
@@ -145,13 +145,13 @@ def copy(
 
     def once() -> None:
         left_out.clear()
-        agents = [door.agent(user=user) for door in ends]
+        there = [End(door.agent(user=user), door.way()) for door in ends]
         if origin is None:
-            transfer.upload(agents[0], paths, destination.path)
+            transfer.upload(there[0], paths, destination.path)
         elif destination.sandbox is None:
-            transfer.download(agents[0], paths, destination.path)
+            transfer.download(there[0], paths, destination.path)
         else:
-            transfer.between(agents[0], paths, agents[1], destination.path)
+            transfer.between(there[0], paths, there[1], destination.path)
 
     with meter:
         _repeat(once, ends, again="-" not in (*paths, destination.path))

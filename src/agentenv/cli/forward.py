@@ -18,14 +18,10 @@ from agentenv.cli.server import Node
 @click.command("forward")
 @click.argument("sandbox", type=SANDBOX)
 @click.argument("ports", nargs=-1, required=True, metavar="[[BIND:]LOCAL:]REMOTE...")
-@click.option(
-    "--traffic-token", envvar="AENV_TRAFFIC_TOKEN", help="Of a private sandbox (AENV_TRAFFIC_TOKEN)."
-)
 @node_options
 def command(
     sandbox: str,
     ports: tuple[str, ...],
-    traffic_token: str | None,
     url: str | None,
     api_key: str | None,
     home: Path | None,
@@ -44,15 +40,12 @@ def command(
     """
     import asyncio
 
-    from agentenv.cli.attached.forwarding import Forwarding, Pair, Way, parse_pair
+    from agentenv.cli.attached.forwarding import Forwarding, Pair, parse_pair
 
     wanted = [parse_pair(each) for each in ports]
     node = Node(*node_address(url, api_key, home))
     sandbox = sandbox_of(node, sandbox)
-    Door(node, sandbox).look()  # so that a wrong id is told now, and not at the first connection
-    headers = dict(node.headers)
-    if traffic_token:
-        headers["E2b-Traffic-Access-Token"] = traffic_token
+    way = Door(node, sandbox).way()
 
     def ready(pair: Pair, host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
@@ -63,9 +56,7 @@ def command(
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        forwarding = Forwarding(
-            Way(node.url, sandbox, headers), lambda message: click.echo(f"aenv: {message}", err=True)
-        )
+        forwarding = Forwarding(way, lambda message: click.echo(f"aenv: {message}", err=True))
         try:
             await forwarding.run(wanted, ready)
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ import pytest
 from agentenv.cli.attached.parcel import LARGE, Packer, Refused, Unpacker
 from agentenv.cli.attached.parcel import __file__ as PROGRAM
 from agentenv.cli.attached.processes import running
-from agentenv.cli.attached.transfers import Transfer
+from agentenv.cli.attached.transfers import End, Transfer
 from agentenv.cli.attached.wire import Agent
 from agentenv.errors import GuestFault, HostFault, InvalidRequest, NotFound
 from support.core_agent import core_agent
@@ -24,9 +24,9 @@ INTERPRETER = (sys.executable, "-I", "-S", "-X", "utf8", "-c")
 
 
 @pytest.fixture(scope="module")
-def agent() -> Iterator[Agent]:
+def end() -> Iterator[End]:
     with core_agent() as url:
-        yield Agent(url, "here", direct=True)
+        yield End(Agent(url, "here", direct=True))
 
 
 class Counted:
@@ -96,21 +96,21 @@ def facts(top: Path) -> dict[str, object]:
 
 
 def test_a_tree_there_and_back(
-    agent: Agent, transfer: Transfer, meter: Counted, said: list[str], tree: Path, tmp_path: Path
+    end: End, transfer: Transfer, meter: Counted, said: list[str], tree: Path, tmp_path: Path
 ) -> None:
-    transfer.upload(agent, [str(tree)], str(tmp_path / "there"))
+    transfer.upload(end, [str(tree)], str(tmp_path / "there"))
     assert facts(tmp_path / "there") == facts(tree)
     count = sum(1 for _, _, names in os.walk(tree) for name in names) - 2  # the links
     assert meter.expected == (count, meter.done + 7)  # the hard link's seven bytes are not sent
-    transfer.download(agent, [str(tmp_path / "there")], str(tmp_path / "back") + "/")
+    transfer.download(end, [str(tmp_path / "there")], str(tmp_path / "back") + "/")
     assert facts(tmp_path / "back/there") == facts(tree)
-    transfer.between(agent, [str(tree / "sub"), str(tree / "file")], agent, str(tmp_path / "both"))
+    transfer.between(end, [str(tree / "sub"), str(tree / "file")], end, str(tmp_path / "both"))
     assert sorted(os.listdir(tmp_path / "both")) == ["file", "sub"]
     assert facts(tmp_path / "both/sub").keys() == facts(tree / "sub").keys()
     assert said == []
 
 
-def test_where_things_go(agent: Agent, transfer: Transfer, tmp_path: Path) -> None:
+def test_where_things_go(end: End, transfer: Transfer, tmp_path: Path) -> None:
     source = tmp_path / "one"
     source.write_text("1")
     (tmp_path / "there").mkdir()
@@ -120,34 +120,34 @@ def test_where_things_go(agent: Agent, transfer: Transfer, tmp_path: Path) -> No
         ("made/up/name", "made/up/name"),
         ("deep/er/", "deep/er/one"),
     ):
-        transfer.upload(agent, [str(source)], f"{tmp_path}/{destination}")
+        transfer.upload(end, [str(source)], f"{tmp_path}/{destination}")
         assert (tmp_path / place).read_text() == "1"
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/inner").write_text("2")
-    transfer.upload(agent, [f"{tmp_path}/dir/."], f"{tmp_path}/there")
+    transfer.upload(end, [f"{tmp_path}/dir/."], f"{tmp_path}/there")
     assert sorted(os.listdir(tmp_path / "there")) == ["inner", "one"]
     alias = tmp_path / "alias"
     alias.symlink_to("one")
-    transfer.upload(agent, [str(alias)], f"{tmp_path}/followed")
+    transfer.upload(end, [str(alias)], f"{tmp_path}/followed")
     assert not (tmp_path / "followed").is_symlink()
 
 
 def test_what_is_there_is_replaced_when_the_new_one_is_whole(
-    agent: Agent, transfer: Transfer, tmp_path: Path
+    end: End, transfer: Transfer, tmp_path: Path
 ) -> None:
     (tmp_path / "new").write_text("new")
     (tmp_path / "old").write_text("old")
     reader = (tmp_path / "old").open()
-    transfer.upload(agent, [f"{tmp_path}/new"], f"{tmp_path}/old")
+    transfer.upload(end, [f"{tmp_path}/new"], f"{tmp_path}/old")
     assert ((tmp_path / "old").read_text(), reader.read()) == ("new", "old")
     reader.close()
     (tmp_path / "dir").mkdir()
     with pytest.raises(GuestFault, match=r"[Dd]irectory"):
-        transfer.upload(agent, [f"{tmp_path}/dir"], f"{tmp_path}/old")
+        transfer.upload(end, [f"{tmp_path}/dir"], f"{tmp_path}/old")
 
 
 def test_a_broken_transfer_is_gone_on_with(
-    agent: Agent, transfer: Transfer, meter: Counted, tmp_path: Path
+    end: End, transfer: Transfer, meter: Counted, tmp_path: Path
 ) -> None:
     source, place = tmp_path / "source", tmp_path / "place"
     source.write_bytes(os.urandom(3 * LARGE))
@@ -163,19 +163,19 @@ def test_a_broken_transfer_is_gone_on_with(
                 raise Broken
 
     with pytest.raises(Broken):
-        Transfer("test-copy", Breaking(), print, INTERPRETER).upload(agent, [str(source)], str(place))
+        Transfer("test-copy", Breaking(), print, INTERPRETER).upload(end, [str(source)], str(place))
     assert not place.exists()
-    transfer.upload(agent, [str(source)], str(place))
+    transfer.upload(end, [str(source)], str(place))
     assert place.read_bytes() == source.read_bytes()
     assert meter.done == full
     assert sorted(os.listdir(tmp_path)) == ["place", "source"]
 
     place.unlink()
     with pytest.raises(Broken):
-        Transfer("test-copy", Breaking(), print, INTERPRETER).download(agent, [str(source)], str(place))
+        Transfer("test-copy", Breaking(), print, INTERPRETER).download(end, [str(source)], str(place))
     part = [name for name in os.listdir(tmp_path) if name.startswith(".place")]
     assert len(part) == 1 and 0 < (tmp_path / part[0]).stat().st_size < full
-    transfer.download(agent, [str(source)], str(place))
+    transfer.download(end, [str(source)], str(place))
     assert place.read_bytes() == source.read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["place", "source"]
 
@@ -251,36 +251,40 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_left_out_and_told(
-    agent: Agent, transfer: Transfer, said: list[str], tmp_path: Path
+    end: End, transfer: Transfer, said: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir/good").write_text("1")
     os.mkfifo(tmp_path / "dir/pipe")
-    transfer.download(agent, [f"{tmp_path}/dir"], f"{tmp_path}/there")
+    transfer.download(end, [f"{tmp_path}/dir"], f"{tmp_path}/there")
     assert os.listdir(tmp_path / "there") == ["good"]
     assert len(said) == 1 and "pipe" in said[0]
 
 
-def test_mistakes_are_told(agent: Agent, transfer: Transfer, tmp_path: Path) -> None:
+def test_mistakes_are_told(end: End, transfer: Transfer, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/a").write_text("1")
     with pytest.raises(NotFound, match="no-such"):
-        transfer.upload(agent, [f"{tmp_path}/no-such"], "/x")
+        transfer.upload(end, [f"{tmp_path}/no-such"], "/x")
     with pytest.raises(GuestFault, match="no-such"):
-        transfer.download(agent, [f"{tmp_path}/no-such"], str(tmp_path / "x"))
+        transfer.download(end, [f"{tmp_path}/no-such"], str(tmp_path / "x"))
+    with pytest.raises(GuestFault, match="no-such"):
+        transfer.between(end, [f"{tmp_path}/no-such"], end, str(tmp_path / "x"))
     with pytest.raises(GuestFault, match="/proc/x"):
-        transfer.upload(agent, [f"{tmp_path}/a"], "/proc/x/y")
+        transfer.between(end, [f"{tmp_path}/a"], end, "/proc/x/y")
+    with pytest.raises(GuestFault, match="/proc/x"):
+        transfer.upload(end, [f"{tmp_path}/a"], "/proc/x/y")
     with pytest.raises(HostFault, match="/proc/x"):
-        transfer.download(agent, [f"{tmp_path}/a"], "/proc/x/y")
+        transfer.download(end, [f"{tmp_path}/a"], "/proc/x/y")
     with pytest.raises(InvalidRequest, match="both be"):
-        transfer.upload(agent, [f"{tmp_path}/a", f"{tmp_path}/sub/a"], f"{tmp_path}/there")
+        transfer.upload(end, [f"{tmp_path}/a", f"{tmp_path}/sub/a"], f"{tmp_path}/there")
     with pytest.raises(GuestFault, match="is a directory"):
-        transfer.download(agent, [f"{tmp_path}/sub"], "-")
+        transfer.download(end, [f"{tmp_path}/sub"], "-")
 
 
 def test_streams(
-    agent: Agent, transfer: Transfer, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    end: End, transfer: Transfer, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     data = os.urandom(2 * LARGE)
     reading, writing = os.pipe()
@@ -295,21 +299,21 @@ def test_streams(
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:
-        transfer.upload(agent, ["-"], f"{tmp_path}/streamed")
+        transfer.upload(end, ["-"], f"{tmp_path}/streamed")
     finally:
         feeder.join()
         os.dup2(kept, 0)
         os.close(kept)
     assert (tmp_path / "streamed").read_bytes() == data
     assert stat.S_IMODE((tmp_path / "streamed").stat().st_mode) == 0o644
-    transfer.download(agent, [f"{tmp_path}/streamed"], "-")
+    transfer.download(end, [f"{tmp_path}/streamed"], "-")
     assert capfdbinary.readouterr().out == data
 
 
-def test_nothing_is_left_running(agent: Agent, transfer: Transfer, tmp_path: Path) -> None:
+def test_nothing_is_left_running(end: End, transfer: Transfer, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
-    transfer.upload(agent, [f"{tmp_path}/a"], f"{tmp_path}/b")
-    line = agent.line()
+    transfer.upload(end, [f"{tmp_path}/a"], f"{tmp_path}/b")
+    line = end.agent.line()
     assert [row for row in running(line).values() if "copy" in str(row["tag"])] == []
     line.close()
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGTERM
 
 from agentenv.cli.attached.parcel import __file__ as PROGRAM
 from agentenv.cli.attached.processes import Command, Ended, Hand, Wrote, follow, start
+from agentenv.cli.attached.ways import Way
 from agentenv.cli.attached.wire import Agent, LineBroken
 from agentenv.errors import AenvError, GuestFault, NotFound
 from agentenv.guestimage.mounted import INTERPRETER
 
-SENT = 1 << 20  # bytes that are sent at a time
+SENT = 256 * 1024  # bytes that are gathered before they are sent
 PIECES = 32  # of what came that wait to be read
+LAST_WORDS_S = 10.0  # how long a broken stream waits for the program to say why
 
 
 class Courier:
@@ -24,9 +28,9 @@ class Courier:
     Args:
         agent: of the sandbox, as the user whose files they are.
         arguments: of the program.
-        tag: names this transfer: an earlier one of that name, which nobody feeds any more, is ended.
+        tag: names this transfer: an earlier program of that name is ended.
+        way: to the sandbox's ports, through which bytes go several times as fast; else through the agent.
         interpreter: the words before the program's text.
-        on_answer: takes what the program writes, by another thread; else it is to be `read`.
     """
 
     def __init__(
@@ -35,33 +39,37 @@ class Courier:
         arguments: Sequence[str],
         tag: str,
         *,
+        way: Way | None = None,
         interpreter: Sequence[str] = INTERPRETER,
-        on_answer: Callable[[bytes], None] | None = None,
     ) -> None:
         self._hand = Hand(agent, tag)
         self._waiting = bytearray()
         self._came = bytearray()
-        self._pieces: queue.Queue[bytes] = queue.Queue(0 if on_answer else PIECES)
-        self._on_answer = on_answer
+        self._pieces: queue.Queue[bytes] = queue.Queue(PIECES)
         self._over = False  # the end of what it writes was read
         self._said = bytearray()
         self._outcome: Ended | AenvError | None = None
-        _end_earlier(agent, tag, packs=arguments[0] == "pack")
-        words = (*interpreter, Path(PROGRAM).read_text(), *arguments)
-        self._following = start(agent, Command(words, stdin=True, tag=tag))
+        self._socket: socket.socket | None = None
+        _end_earlier(agent, tag)
+        words = (*interpreter, Path(PROGRAM).read_text(), "port" if way else "here", *arguments)
+        self._following = start(agent, Command(words, stdin=way is None, tag=tag))
         self._thread = threading.Thread(target=self._follow, name="courier", daemon=True)
         self._thread.start()
+        if way is not None:
+            self._connect(way)
 
     def __enter__(self) -> Courier:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End the program, if it has not ended: it sees the end of its input and tidies up."""
+        """End the program, if it has not ended: it tidies up."""
         try:
+            if self._socket is not None:
+                self._socket.close()
             if self._outcome is None:
-                self._hand.end_input()
+                self._hand.signal(SIGTERM, 0)
         except AenvError:
-            pass  # it has ended, or is out of reach
+            pass  # it is out of reach
         finally:
             self._following.close()
             self._hand.close()
@@ -86,19 +94,45 @@ class Courier:
             self.send(data)
 
     def send(self, data: bytes) -> None:
-        """Send at once; of one thread, which need not be the one that reads."""
+        """Send at once; by one thread, which need not be the one that receives."""
         try:
-            self._hand.write(data)
+            if self._socket is not None:
+                self._socket.sendall(data)
+            else:
+                self._hand.write(data)
         except LineBroken:
             raise
-        except (GuestFault, NotFound):  # it reads no more
+        except (OSError, GuestFault, NotFound):  # it reads no more, or the way to it broke
             raise self._fault() from None
+
+    def end_input(self) -> None:
+        """Nothing more will be sent."""
+        self.flush()
+        try:
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_WR)
+            else:
+                self._hand.end_input()
+        except (OSError, AenvError):
+            pass  # it has ended, or its events tell that the connection broke
+
+    def receive(self) -> bytes:
+        """What the program wrote; nothing at its end."""
+        if self._socket is None:
+            data = b"" if self._over else self._pieces.get()
+        else:
+            try:
+                data = self._socket.recv(SENT)
+            except OSError:
+                data = b""
+        self._over = not data
+        return data
 
     def answer(self) -> int:
         """The number with which the program answers to what was written."""
         self.flush()
         while b"\n" not in self._came:
-            self._await_more()
+            self._receive_more()
         line, _, rest = bytes(self._came).partition(b"\n")
         self._came = bytearray(rest)
         return int(line)
@@ -106,32 +140,20 @@ class Courier:
     def read(self, size: int) -> bytes:
         """So many bytes of what the program writes."""
         while len(self._came) < size:
-            self._await_more()
+            self._receive_more()
         data = bytes(self._came[:size])
         del self._came[:size]
         return data
-
-    def read_some(self) -> bytes:
-        """What the program wrote; nothing at its end."""
-        data = b"" if self._over else self._pieces.get()
-        self._over = not data
-        return data
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing yet to be read."""
-        return self._pieces.empty()
 
     def finish(self) -> list[str]:
         """Send what is left and wait for the program's end; what it told, a line each.
 
         Raises:
-            GuestFault: it failed, for the reason told.
+            LineBroken: its end is not known.
         """
         self.flush()
-        if self._on_answer is None:
-            while self.read_some():
-                pass
+        while self.receive():
+            pass
         self._thread.join()
         if isinstance(self._outcome, AenvError):
             raise self._outcome
@@ -142,16 +164,34 @@ class Courier:
         """Whether the program ended with another status than 0."""
         return isinstance(self._outcome, Ended) and self._outcome.code != 0
 
-    def _await_more(self) -> None:
-        if not (data := self.read_some()):
+    def _connect(self, way: Way) -> None:
+        try:
+            port, _, secret = self._line().partition(b" ")
+            self._socket = way.connect(int(port))
+            self._socket.sendall(secret)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _line(self) -> bytes:
+        while b"\n" not in self._came:
+            self._receive_more()
+        line = bytes(self._came).rstrip(b"\n")
+        self._came.clear()
+        return line
+
+    def _receive_more(self) -> None:
+        if not (data := self.receive()):
             raise self._fault()
         self._came += data
 
     def _fault(self) -> AenvError:
         """Why the program is no longer there."""
-        self._thread.join()
+        self._thread.join(LAST_WORDS_S)
         if isinstance(self._outcome, AenvError):
             return self._outcome
+        if self._outcome is None:
+            return LineBroken("the connection to a port of the sandbox broke")
         return GuestFault("; ".join(self._lines()) or "the program in the sandbox ended without a word")
 
     def _lines(self) -> list[str]:
@@ -165,23 +205,17 @@ class Courier:
                 elif isinstance(event, Wrote) and event.stream == "stderr":
                     self._said += event.data
                 elif isinstance(event, Wrote):
-                    (self._on_answer or self._pieces.put)(event.data)
+                    self._pieces.put(event.data)
         except AenvError as error:
             self._outcome = error
         self._pieces.put(b"")
 
 
-def _end_earlier(agent: Agent, tag: str, *, packs: bool) -> None:
-    """End a program of this name whose client has gone, and wait until it has.
-
-    One that packs would go on to its end, unheard; one that unpacks sees its input end, and tidies up.
-    """
+def _end_earlier(agent: Agent, tag: str) -> None:
+    """End a program of this name, which an earlier command of the same words left, and wait until it has."""
     hand = Hand(agent, tag)
     try:
-        if packs:
-            hand.signal(9, 0)
-        else:
-            hand.end_input()
+        hand.signal(SIGTERM, 0)
         for _ in follow(agent, tag):
             pass
     except NotFound:

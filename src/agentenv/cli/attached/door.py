@@ -10,6 +10,7 @@ from agentenv.cli.server import Node
 from agentenv.errors import AenvError, NotFound
 
 if TYPE_CHECKING:
+    from agentenv.cli.attached.ways import Way
     from agentenv.cli.attached.wire import Agent
 
 WAKE_S = 300  # how long a sandbox that is woken is to live, at least
@@ -61,6 +62,16 @@ class Door:
             found = self.look()
         return Agent(self._node.url, self.id, token=found.get("envdAccessToken"), user=user)
 
+    def way(self) -> Way:
+        """The way to its ports, private ones too; it runs."""
+        from agentenv.cli.attached.ways import Way
+
+        headers = dict(self._node.headers)
+        if (self.look().get("network") or {}).get("allowPublicTraffic") is False:
+            found = self._node.call("POST", f"/v2/sandboxes/{self.id}/connect", {"timeout": 0})
+            headers["E2b-Traffic-Access-Token"] = str(found.get("trafficAccessToken"))
+        return Way(self._node.url, self.id, headers)
+
     def watch(self, on_event: Callable[[], None]) -> Watch:
         """Be told when something happens to it, until the watch is closed."""
         return Watch(self._node, self.id, on_event)
@@ -72,18 +83,24 @@ class Watch:
     def __init__(self, node: Node, sandbox_id: str, on_event: Callable[[], None]) -> None:
         self._stream = node.open(f"/events?sandbox_id={sandbox_id}", limit_s=QUIET_S)
         self._on_event = on_event
+        self._closed = False
         threading.Thread(target=self._follow, name="events", daemon=True).start()
 
     def close(self) -> None:
-        """Call no more."""
-        self._on_event = lambda: None
-        self._stream.close()
+        """Call no more. The thread ends with the next line: a reader that waits cannot be closed."""
+        self._closed = True
 
     def _follow(self) -> None:
-        try:
-            for line in self._stream:
-                if line.startswith(b"event:"):
-                    self._on_event()
-        except (OSError, ValueError, AttributeError):
-            pass  # it broke, or was closed
-        self._on_event()
+        from http.client import HTTPException
+
+        with self._stream:
+            try:
+                for line in self._stream:
+                    if self._closed:
+                        return
+                    if line.startswith(b"event:"):
+                        self._on_event()
+            except (OSError, HTTPException):
+                pass  # it broke
+        if not self._closed:
+            self._on_event()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-from collections.abc import Callable, Mapping
+import socket
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from agentenv.errors import HostFault, InvalidRequest
+from agentenv.cli.attached.ways import HEAD_END, OPEN_LIMIT_S, Way, refusal, refused
+from agentenv.errors import AenvError, HostFault, InvalidRequest
 
 PIECE = 256 * 1024
-HEAD_LIMIT_S = 60.0
 
 _FORM = re.compile(r"(?:(?P<bind>\[[0-9A-Fa-f:]+\]|[^:\[\]]*):)??(?:(?P<local>\d+):)?(?P<remote>\d+)")
 
@@ -46,46 +46,6 @@ def parse_pair(text: str) -> Pair:
     if not (0 <= local <= 0xFFFF and 0 < remote <= 0xFFFF):
         raise InvalidRequest(f"{text!r}: ports are up to 65535")
     return Pair((match["bind"] or "127.0.0.1").strip("[]"), local, remote)
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a node connects to a sandbox's ports.
-
-    Args:
-        url: of the node.
-        sandbox_id: whose ports.
-        headers: that permit it.
-    """
-
-    url: str
-    sandbox_id: str
-    headers: Mapping[str, str]
-
-    async def open(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to a port of the sandbox.
-
-        Raises:
-            HostFault: the node refused; says why. OSError: it is out of reach.
-        """
-        address = urlsplit(self.url)
-        tls = ssl.create_default_context() if address.scheme == "https" else None
-        reader, writer = await asyncio.open_connection(
-            address.hostname, address.port or (443 if tls else 80), ssl=tls, limit=PIECE
-        )
-        try:
-            target = f"{address.path.rstrip('/')}/sandboxes/{self.sandbox_id}/forward?port={port}"
-            fields = {"Host": address.netloc, "Connection": "Upgrade", "Upgrade": "tcp", **self.headers}
-            lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-            writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-            async with asyncio.timeout(HEAD_LIMIT_S):
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            if head.split(" ", 2)[1] != "101":
-                raise HostFault(await _why(head, reader))
-        except BaseException:
-            writer.close()
-            raise
-        return reader, writer
 
 
 class Forwarding:
@@ -133,10 +93,10 @@ class Forwarding:
     async def _serve(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until both directions are over; a break of either side breaks the other."""
         try:
-            there, to_there = await self._way.open(pair.remote)
-        except (HostFault, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            there, to_there = await _open(self._way, pair.remote)
+        except (AenvError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             self._say(f"port {pair.remote}: {getattr(error, 'message', None) or error or 'no answer'}")
-            writer.transport.abort()
+            _reset(writer)
             return
         try:
             async with asyncio.TaskGroup() as both:
@@ -149,7 +109,14 @@ class Forwarding:
         finally:
             for each in (writer, to_there):
                 if not each.is_closing():
-                    each.transport.abort()
+                    _reset(each)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as a broken one, which its other side does not take for a proper end."""
+    if (way := writer.get_extra_info("socket")) is not None:
+        way.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,13 +128,16 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         writer.write_eof()
 
 
-async def _why(head: str, reader: asyncio.StreamReader) -> str:
-    """What a refusal says."""
-    import json
-
-    match = re.search(r"(?im)^content-length:\s*(\d+)", head)
+async def _open(way: Way, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """As `Way.connect`; OSError if the node does not answer."""
+    reader, writer = await asyncio.open_connection(way.host, way.port, ssl=way.tls, limit=PIECE)
     try:
-        body = await reader.readexactly(min(int(match[1]), 65536)) if match else b""
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError, asyncio.IncompleteReadError):
-        return head.split("\r\n", 1)[0]
+        writer.write(way.request(port))
+        async with asyncio.timeout(OPEN_LIMIT_S):
+            head = await reader.readuntil(HEAD_END)
+            if (size := refused(head)) is not None:
+                raise refusal(head, await reader.readexactly(size))
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer

@@ -1,10 +1,13 @@
 """Files and directories as a stream of bytes, packed at one end and unpacked at the other.
 
 This one file runs at both ends: here as a module, in a sandbox as a program of the tools drive's interpreter,
-so that nothing of the image is relied on. There it has `os`, `sys`, `stat`, `errno`, `fcntl` and `select`.
+so that nothing of the image is relied on. There it has a few modules.
 
-    parcel.py pack SOURCE...                  to standard output; answers come from standard input
-    parcel.py unpack DESTINATION [into]       from standard input; answers go to standard output
+    parcel.py HOW pack SOURCE...                  to standard output; answers come from standard input
+    parcel.py HOW unpack DESTINATION [into]       from standard input; answers go to standard output
+
+HOW is `here`, or `port`: then it prints a port of the loopback address and a secret, and the first connection
+that begins with the secret is its standard input and output, which is several times as fast.
 
 A parcel is a sequence of records: a kind of one byte, then in big-endian the mode (4 bytes), the time of
 the last change in nanoseconds (8, signed), the size (8, signed), the lengths of a name and of a target (2
@@ -31,15 +34,21 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable, Iterator
 
     Read = Callable[[int], bytes]  # exactly so many bytes; fewer only at the end
+else:  # their Python halves take longer to import than a small transfer
+    import _signal as signal
+    import _socket as socket
 
 PIECE = 256 * 1024
 LARGE = 4 * 1024 * 1024
 UNKNOWN = -1
 _HEAD = 25
 _PATIENCE_S = 600.0  # without a byte: the other end is gone
+_GREETING_S = 5.0
 _LONGEST_STEM = 180  # bytes of a name that an unfinished file's name begins with
 
 
@@ -486,24 +495,63 @@ class _Ends:
 
 def main(arguments: list[str]) -> int:
     """Run as a program; what was left out or went wrong is told at standard error, and is status 1."""
-    ends, told = _Ends(), [0]
+    told = [0]
 
     def say(message: str) -> None:
         told[0] = 1
         os.write(2, (message + "\n").encode("utf-8", "backslashreplace"))
 
+    signal.signal(signal.SIGTERM, _break_off)
     try:
-        if arguments[0] == "pack":
-            Packer(ends.write, ends.take_answer, say).pack(arguments[1:])
+        if arguments[0] == "port":
+            _listen()
+        ends = _Ends()
+        if arguments[1] == "pack":
+            Packer(ends.write, ends.take_answer, say).pack(arguments[2:])
             ends.flush()
         else:
-            answer = lambda number: os.write(1, b"%d\n" % number)  # noqa: E731
-            Unpacker(ends.read, answer).unpack(arguments[1], into="into" in arguments[2:])
+            into = "into" in arguments[3:]
+            Unpacker(ends.read, lambda number: os.write(1, b"%d\n" % number)).unpack(arguments[2], into=into)
     except Refused as error:
         say(str(error))
     except OSError as error:
         say(f"{shown(error.filename or '')}: {error.strerror}")
     return told[0]
+
+
+def _listen() -> None:
+    """Make the first connection with the secret the standard input and output."""
+    secret = os.urandom(16).hex().encode()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4)
+    listener.settimeout(_PATIENCE_S)
+    os.write(1, b"%d %b\n" % (listener.getsockname()[1], secret))
+    while True:
+        fd = listener._accept()[0]  # type: ignore[attr-defined]
+        os.set_blocking(fd, True)
+        if _begins_with(fd, secret):
+            break
+        os.close(fd)  # some other program of the sandbox
+    listener.close()
+    os.dup2(fd, 0)
+    os.dup2(fd, 1)
+    os.close(fd)
+
+
+def _begins_with(fd: int, secret: bytes) -> bool:
+    given = b""
+    while len(given) < len(secret):
+        if not select.select([fd], [], [], _GREETING_S)[0]:
+            return False
+        if not (data := os.read(fd, len(secret) - len(given))):
+            return False
+        given += data
+    return given == secret
+
+
+def _break_off(*_: object) -> None:
+    raise Refused("the transfer broke off")
 
 
 if __name__ == "__main__":

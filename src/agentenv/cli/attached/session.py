@@ -38,6 +38,7 @@ class Session:
         given: the descriptor that its input comes from, or None.
         keys: that leave it.
         keep: called now and then while it lasts.
+        shown_before: another terminal had it, so that it has to be drawn anew.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Session:
         given: int | None = 0,
         keys: bytes = b"",
         keep: Callable[[], None] | None = None,
+        shown_before: bool = False,
     ) -> None:
         self.agent = agent
         self.tag = tag
@@ -60,6 +62,7 @@ class Session:
         self._given = given
         self._keys = keys
         self._keep = keep
+        self._shown_before = shown_before
         self._interrupts = 0
         self._left: Left | None = None
         self._waiting = False
@@ -145,7 +148,7 @@ class Session:
     def _begun(self, pid: int) -> None:
         again, self.pid = self.pid != 0, pid
         if self._terminal is not None:
-            self._redraw(again=again)
+            self._redraw(anew=again or self._shown_before)
         if again or self._given is None:
             return
         hand = self._hand()
@@ -154,13 +157,13 @@ class Session:
         else:
             feed_keys(hand, self._given, DetachKeys(self._keys), self._typed, self.leave)
 
-    def _redraw(self, *, again: bool) -> None:
+    def _redraw(self, *, anew: bool) -> None:
         """Give its terminal this one's size; another one before, so that it is drawn anew."""
         assert self._terminal is not None
         columns, rows = self._terminal.size()
         hand = self._hand()
         try:
-            if again:
+            if anew:
                 hand.resize((columns, rows + 1))
             hand.resize((columns, rows))
         except AenvError:

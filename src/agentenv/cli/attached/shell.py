@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.processes import Command, Ended, Following, follow, running, start
-from agentenv.cli.attached.returning import Return
+from agentenv.cli.attached.returning import Return, ShellGone
 from agentenv.cli.attached.session import Left, Session
 from agentenv.cli.attached.shells import Held, Shells
 from agentenv.cli.attached.terminal import Terminal, locale_variables, size_of, tell
@@ -53,17 +53,23 @@ def attach(door: Door, wanted: Wanted) -> Ended | Left:
     agent = door.agent(user=wanted.user)
     if not sys.stdin.isatty():
         return _piped(agent, wanted)
-    held, begin = _begin(door, agent, wanted)
+    held, begin, shown_before = _begin(door, agent, wanted)
     over = False
     try:
         with Terminal() as terminal:
             session = Session(
-                agent, held.tag, in_terminal=True, terminal=terminal, keys=wanted.keys, keep=door.keep
+                agent,
+                held.tag,
+                in_terminal=True,
+                terminal=terminal,
+                keys=wanted.keys,
+                keep=door.keep,
+                shown_before=shown_before,
             )
             outcome = session.run(begin, Return(door, session, tell))
             over = isinstance(outcome, Ended)
             return outcome
-    except NotFound:
+    except (NotFound, ShellGone):
         over = True
         raise
     finally:
@@ -76,10 +82,10 @@ def listed(door: Door) -> dict[str, int]:
     return {row["tag"]: pid for pid, row in rows.items() if str(row["tag"] or "").startswith(_TAG)}
 
 
-def _begin(door: Door, agent: Agent, wanted: Wanted) -> tuple[Held, Callable[[], Following]]:
-    """Which shell it is to be, and how it is begun."""
+def _begin(door: Door, agent: Agent, wanted: Wanted) -> tuple[Held, Callable[[], Following], bool]:
+    """Which shell it is to be, how it is begun, and whether a terminal had it before."""
     shells = Shells()
-    if not wanted.new:
+    if wanted.tag or not (wanted.new or wanted.user or wanted.cwd or wanted.env):
         there = listed(door)
         remembered = [tag for tag in shells.left(door.id) if tag in there]
         for tag in [wanted.tag] if wanted.tag else remembered:
@@ -88,7 +94,7 @@ def _begin(door: Door, agent: Agent, wanted: Wanted) -> tuple[Held, Callable[[],
                     f"sandbox {door.id} has no shell {tag}", remedy=f"aenv connect {door.id} --list"
                 )
             if (held := shells.hold(door.id, tag)) is not None:
-                return held, lambda tag=tag: follow(agent, tag)
+                return held, lambda tag=tag: follow(agent, tag), True
             if wanted.tag:
                 raise Conflict(f"shell {tag} has another terminal", remedy="leave it there first")
     tag = _TAG + secrets.token_hex(4)
@@ -101,7 +107,7 @@ def _begin(door: Door, agent: Agent, wanted: Wanted) -> tuple[Held, Callable[[],
         size=size_of(0),
         tag=tag,
     )
-    return held, lambda: start(agent, command)
+    return held, lambda: start(agent, command), False
 
 
 def _piped(agent: Agent, wanted: Wanted) -> Ended | Left:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -165,6 +166,7 @@ class Line:
             AenvError: the agent refused, in the class that fits.
         """
         path = f"{self._agent._path}/{method}"
+        self._drop_ended()
         try:
             self._connection.request("POST", path, json.dumps(message).encode(), self._headers)
             response = self._connection.getresponse()
@@ -179,6 +181,12 @@ class Line:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _drop_ended(self) -> None:
+        """A connection that was ended since the last call, such as by a pause, is not tried again."""
+        way = self._connection.sock
+        if way is not None and select.select([way], [], [], 0)[0]:
+            self._connection.close()
 
 
 class Stream:

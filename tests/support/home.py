@@ -19,6 +19,7 @@ from support.running import RunningNode
 
 BASE = "SELECT id FROM snapshots WHERE kind = 'template' AND deleted_at IS NULL AND expires_at IS NULL"
 
+
 def prepared_home() -> Path:
     """The data directory that `scripts/test` prepared: guest files and the template `base`."""
     home = config.load().home

@@ -39,7 +39,7 @@ def run(settings: Settings) -> list[Capability]:
         checks.veth(),
         checks.nftables(),
         checks.forwarding(),
-        checks.cgroups(Cgroups.of_host()),
+        checks.cgroups(Cgroups.of_host(settings.cgroup)),
         checks.fuse(),
         checks.reflink(settings),
         checks.xattrs(settings),

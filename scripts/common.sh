@@ -42,13 +42,13 @@ check_host() {
     fi
 }
 
-# need_space DIRECTORY MIB WHAT: fail now rather than half-way when a filesystem has not that much left.
+# need_space DIRECTORY MIB WHAT [REMEDY]: fail now rather than half-way when a filesystem has not that much left.
 need_space() {
-    local place=$1 free
+    local place=$1 free remedy="free some, or name another place: AENV_HOME for a node's data, another checkout for .venv"
     while [ ! -d "$place" ]; do place=$(dirname "$place"); done
     free=$(df --output=avail -BM "$place" | tail -n 1 | tr -dc 0-9 || true)
     [ "$free" -ge "$2" ] || fail "$1 has $free MiB left, and $3 takes about $2 MiB" \
-        "free some, or name another place: AENV_HOME for a node's data, another checkout for .venv"
+        "${4:-$remedy}"
 }
 
 # What the host must have beside QEMU.

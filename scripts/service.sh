@@ -5,6 +5,7 @@ prefix=/opt/agentenv        # one directory per version under versions/, and cur
 home=/var/lib/aenv          # the node's data
 defaults=/etc/default/agentenv
 unit=/etc/systemd/system/agentenv.service
+groups=/etc/systemd/system/agentenv-machines.service # whose control groups machines are in
 command=/usr/local/bin/aenv # a link to the current version's
 
 # need_root_and_systemd ARGUMENT...: go on as root, on a host that runs systemd.

@@ -117,6 +117,12 @@ class Settings(BaseSettings):
         " process takes them beside its memory; unset, an eighth of the memory, at least 32.",
     )
 
+    cgroup: str | None = Field(
+        default=None,
+        description="Control group (version 2) that is delegated to this node, by its path in the hierarchy, for"
+        " its machines' groups; unset or absent, the root. The service has one.",
+    )
+
     vcpus: int = Field(default=1, ge=1, le=64, description="Virtual cpus of a template that does not say.")
     memory_mib: int = Field(default=512, ge=128, description="MiB of memory of a template that does not say.")
     disk_mib: int = Field(

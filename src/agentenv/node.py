@@ -32,6 +32,7 @@ from agentenv.identity import first
 from agentenv.identity.audit import Audit
 from agentenv.identity.keys import Keys
 from agentenv.image.cache import Images
+from agentenv.listening import bound
 from agentenv.network.refusals import Refusals
 from agentenv.network.resolver import Resolver
 from agentenv.network.slots import Slots
@@ -136,7 +137,7 @@ class Node:
         _directories(settings)
         parts.callback(_leave_runtime, settings.runtime_dir)
         parts.enter_context(run_record.hold(settings.home))
-        listener = parts.enter_context(_listener(settings.host, settings.port))
+        listener = parts.enter_context(bound(settings.host, settings.port))
         address = listener.getsockname()
         tls = _tls(parts, settings)
         if stale := guest.stale(settings):  # a node without guest files is told at once
@@ -290,8 +291,8 @@ def _tls(parts: AsyncExitStack, settings: Settings) -> Endpoint | None:
     if source is None:
         return None
     served = Served(source, settings.domain_name)
-    bound = _listener(settings.host, settings.tls_port, "AENV_TLS_PORT")
-    return Endpoint(parts.enter_context(bound), served)
+    listener = bound(settings.host, settings.tls_port, "AENV_TLS_PORT")
+    return Endpoint(parts.enter_context(listener), served)
 
 
 async def _sweep(templates: Templates, service: Sandboxes, builder: Builder, images: Images) -> None:
@@ -350,30 +351,6 @@ def _leave_runtime(directory: Path) -> None:
     for path in (directory / "machines", directory):
         with contextlib.suppress(OSError):
             path.rmdir()
-
-
-@contextmanager
-def _listener(host: str, port: int, setting: str = "--port, AENV_PORT") -> Iterator[socket.socket]:
-    """A bound socket, which does not listen yet.
-
-    Raises:
-        HostFault: the address cannot be had.
-    """
-    with contextlib.ExitStack() as undo:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = undo.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError as error:
-            raise HostFault(
-                f"cannot listen on {host} port {port}: {error.strerror or error}",
-                remedy=f"see who does with `ss -ltnp`, or choose another: {setting}",
-            ) from error
-        listener.setblocking(False)
-        yield listener
 
 
 def _url(host: str, port: int, scheme: str = "http") -> str:

@@ -44,13 +44,15 @@ def test_scripts_are_sound() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    unit = (ROOT / "packaging/agentenv.service").read_text()
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
     aenv = str(Path(sys.executable).parent / "aenv")  # a program that is not there would be complained of
-    copy = tmp_path / "agentenv.service"
-    copy.write_text(unit.replace("/opt/agentenv/current/bin/aenv", aenv))
+    copies = [tmp_path / unit.name for unit in (ROOT / "packaging").glob("*.service")]
+    assert len(copies) == 2
+    for copy in copies:
+        text = (ROOT / "packaging" / copy.name).read_text()
+        copy.write_text(text.replace("/opt/agentenv/current/bin/aenv", aenv))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", *copies], capture_output=True, text=True, check=False
     )
     told = [line for line in done.stderr.splitlines() if "agentenv" in line]
     assert (done.returncode, told) == (0, [])

@@ -17,10 +17,11 @@ from agentenv.cli.env import api_key
 from agentenv.cli.local import LocalNode
 from agentenv.cli.options import address_options, home_option, output_option
 from agentenv.cli.root import require_root
-from agentenv.errors import HostFault, OutcomeUnknown
+from agentenv.errors import Conflict, HostFault, OutcomeUnknown
 
 if TYPE_CHECKING:
     from agentenv.config import Settings
+    from agentenv.host.service import Service, Verb
     from agentenv.run_record import RunRecord
 
 START_LIMIT_S = 90.0
@@ -29,7 +30,10 @@ STOP_LIMIT_S = 60.0
 
 @click.group("node")
 def command() -> None:
-    """Start, stop, restart or look at a node in the background."""
+    """Start, stop, restart or look at a node in the background.
+
+    Where scripts/install made the service agentenv.service of the data directory, systemd is asked to do it.
+    """
 
 
 @command.command("start")
@@ -38,12 +42,17 @@ def command() -> None:
 def start(home: Path | None, host: str | None, port: int | None) -> None:
     """Start a node in the background; says so when one already runs."""
     from agentenv import config, run_record
+    from agentenv.host import service
 
     settings = config.load(home=home, host=host, port=port)
     require_root(settings)
     running = run_record.read(settings)
     if running:
         click.echo(f"already running: {running.url} (process {running.pid})")
+        return
+    owner = service.of(settings)
+    if owner is not None:
+        by_systemd(settings, "start", host, port)
         return
     launch(settings)
 
@@ -54,6 +63,7 @@ def start(home: Path | None, host: str | None, port: int | None) -> None:
 def stop(home: Path | None, keep: bool) -> None:
     """Stop the node and, unless --keep is given, pause its sandboxes first."""
     from agentenv import config, run_record
+    from agentenv.host import service
 
     settings = config.load(home=home)
     require_root(settings)
@@ -64,7 +74,10 @@ def stop(home: Path | None, keep: bool) -> None:
     if not keep:
         paused = LocalNode(running.url, api_key(settings)).pause_all()
         click.echo(f"paused {paused} sandbox{'' if paused == 1 else 'es'}")
-    terminate(running)
+    if runs_as(service.of(settings), running):
+        service.ask("stop")
+    else:
+        terminate(running)
     click.echo(f"stopped {running.url}")
 
 
@@ -74,10 +87,15 @@ def stop(home: Path | None, keep: bool) -> None:
 def restart(home: Path | None, host: str | None, port: int | None) -> None:
     """Stop the node, leaving its sandboxes, and start it again; it adopts them."""
     from agentenv import config, run_record
+    from agentenv.host import service
 
     settings = config.load(home=home, host=host, port=port)
     require_root(settings)
     running = run_record.read(settings)
+    owner = service.of(settings)
+    if owner is not None and (running is None or runs_as(owner, running)):
+        by_systemd(settings, "restart", host, port)
+        return
     if running is not None:
         terminate(running)
         if port is None and host is None:  # the same address again, whatever was asked at the first start
@@ -91,26 +109,58 @@ def restart(home: Path | None, host: str | None, port: int | None) -> None:
 def status(home: Path | None, output: str) -> None:
     """Say whether a node runs, where, and with how many sandboxes. Exit code 3 when none runs."""
     from agentenv import config, run_record
+    from agentenv.host import service
 
     settings = config.load(home=home)
     running = run_record.read(settings)
+    owner = service.of(settings)
     if running is None:
         facts: dict[str, object] = {"running": False, "home": str(settings.home)}
+        if owner is not None:
+            facts |= {"service": str(owner), "log": service.LOG}
     else:
         facts = {
             "running": True,
             "url": running.url,
             "pid": running.pid,
             "home": str(settings.home),
-            "log": str(settings.log_file),
+            "service": str(owner) if runs_as(owner, running) else None,
+            "log": service.LOG if runs_as(owner, running) else str(settings.log_file),
         }
         if os.access(settings.api_key_file, os.R_OK):
             facts["sandboxes"] = LocalNode(running.url, api_key(settings)).count()
     if output == "json":
         click.echo(json.dumps(facts))
     else:
-        click.echo("\n".join(f"{name:10} {value}" for name, value in facts.items()))
+        click.echo("\n".join(f"{name:10} {value}" for name, value in facts.items() if value is not None))
     sys.exit(0 if running else 3)
+
+
+def runs_as(owner: Service | None, running: RunRecord) -> bool:
+    """Whether that node is the service's process, and systemd can be asked to do something with it."""
+    return owner is not None and owner.pid == running.pid and not owner.is_ending
+
+
+def by_systemd(settings: Settings, verb: Verb, host: str | None, port: int | None) -> None:
+    """Have the service started or started anew, and say where it serves.
+
+    Raises:
+        Conflict: another address is asked for than the service's settings have. HostFault, OutcomeUnknown: it
+            did not come up.
+    """
+    from agentenv import run_record
+    from agentenv.host import service
+
+    if host is not None or port is not None:
+        raise Conflict(
+            f"{service.UNIT} serves {settings.home}, at the address that its settings name",
+            remedy=f"AENV_HOST and AENV_PORT in {service.DEFAULTS}, or --home of another data directory",
+        )
+    service.ask(verb)
+    running = run_record.read(settings)
+    if running is None:
+        raise HostFault(f"{service.UNIT} was started and does not serve", remedy=f"see {service.LOG}")
+    click.echo(f"serving: {running.url} (process {running.pid}, {service.UNIT}; its log: {service.LOG})")
 
 
 def launch(settings: Settings) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentenv.config import Settings
 from agentenv.errors import AenvError, HostIncapable
 from agentenv.guestimage import build as guest
-from agentenv.host import checks, kvm, qemu, tsc
+from agentenv.host import checks, kvm, qemu, serving, starting, tsc
 from agentenv.host.capability import Capability, able, as_json, as_table
 from agentenv.vmm.cgroup import Cgroups
 
@@ -26,6 +26,7 @@ def run(settings: Settings) -> list[Capability]:
     version = qemu.version(settings.qemu)
     return [
         processor(),
+        *starting.checks(settings.qemu),
         checks.root(),
         checks.home(settings),
         guest_files(settings),
@@ -38,12 +39,16 @@ def run(settings: Settings) -> list[Capability]:
         checks.veth(),
         checks.nftables(),
         checks.forwarding(),
-        checks.cgroups(Cgroups.of_host()),
+        checks.cgroups(Cgroups.of_host(settings.cgroup)),
         checks.fuse(),
         checks.reflink(settings),
         checks.xattrs(settings),
         checks.disk(settings),
         checks.memory(settings, Path("/proc/meminfo").read_text()),
+        serving.port(settings),
+        serving.keys(settings),
+        serving.clock(),
+        serving.service_of(settings),
     ]
 
 

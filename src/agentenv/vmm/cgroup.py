@@ -82,17 +82,22 @@ def version_1_parents(mountinfo: str, membership: str) -> list[Parent]:
     return [Parent(path, 1, tuple(names)) for path, names in parents.items()]
 
 
-def version_2_parent(mountinfo: str) -> tuple[Parent | None, str]:
-    """The root of the version 2 hierarchy if it hands controllers down, and else why not.
+def version_2_parent(mountinfo: str, delegated: str | None = None) -> tuple[Parent | None, str]:
+    """The group `delegated`, or without it the root, of the version 2 hierarchy, if it hands controllers down,
+    and else why not.
 
-    Not this process's own group: one with processes in it cannot have limited groups below it.
+    Not this process's own group: one with processes in it cannot have limited groups below it. At the root
+    systemd takes back what none of its own units uses, as a service that ends, and limits go with it.
     """
     for mount in mounts(mountinfo):
         if mount.version != 2:
             continue
-        offered = set((mount.point / "cgroup.controllers").read_text().split())
+        place = mount.point / delegated.strip("/") if delegated else mount.point
+        if not place.is_dir():
+            place = mount.point
+        offered = set((place / "cgroup.controllers").read_text().split())
         wanted = [name for name in CONTROLLERS if name in offered]
-        handed_down = mount.point / "cgroup.subtree_control"
+        handed_down = place / "cgroup.subtree_control"
         for name in set(wanted) - set(handed_down.read_text().split()):
             try:
                 handed_down.write_text(f"+{name}")
@@ -100,8 +105,8 @@ def version_2_parent(mountinfo: str) -> tuple[Parent | None, str]:
                 continue  # a container's root that has processes; what is handed down may do
         usable = tuple(name for name in wanted if name in handed_down.read_text().split())
         if usable:
-            return Parent(mount.point, 2, usable), ""
-        return None, f"{mount.point} hands down none of {', '.join(CONTROLLERS)}"
+            return Parent(place, 2, usable), ""
+        return None, f"{place} hands down none of {', '.join(CONTROLLERS)}"
     return None, "no cgroup hierarchy is mounted"
 
 
@@ -168,11 +173,11 @@ class Cgroups:
         self.missing = f"no limits of {', '.join(absent)}: {reason}" if absent else ""
 
     @classmethod
-    def of_host(cls) -> Cgroups:
-        """What this host offers to this process."""
+    def of_host(cls, delegated: str | None = None) -> Cgroups:
+        """What this host offers to this process; `delegated` as of `version_2_parent`."""
         mountinfo = Path("/proc/self/mountinfo").read_text()
         parents = version_1_parents(mountinfo, Path("/proc/self/cgroup").read_text())
-        second, reason = version_2_parent(mountinfo)
+        second, reason = version_2_parent(mountinfo, delegated)
         taken = {name for parent in parents for name in parent.controllers}
         if second and set(second.controllers) - taken:
             left = tuple(name for name in second.controllers if name not in taken)

@@ -1,12 +1,13 @@
 """What an installation without the extra `server` has to work with: the client, and most commands.
 
-macOS is no machine that these tests run on. What they can see is that nothing of the client imports a
-module that Python has on Linux alone, nor reads /proc when it is imported.
+macOS is no machine that these tests run on. What they can see is that all of the client is imported by a
+Python from which everything was taken that Linux alone has, and uses nothing of that later.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -19,14 +20,33 @@ from agentenv.cli.extras import SERVER
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src/agentenv"
-# What is in Python on Linux and not on macOS, and system calls that are.
+# What is in Python on Linux and not on macOS, by its documentation ("Availability").
 LINUX_MODULES = {"spwd", "ossaudiodev"}
-LINUX_CALLS = {
-    *("pidfd_open", "setns", "unshare", "memfd_create", "sched_setaffinity", "splice", "eventfd"),
-    *("sendfile", "posix_fallocate", "process_vm_readv", "pidfd_send_signal", "inotify_init", "epoll"),
+LINUX_ONLY = {
+    "os": {
+        *("pidfd_open", "setns", "unshare", "memfd_create", "splice", "eventfd", "eventfd_read", "getrandom"),
+        *("sched_setaffinity", "sched_getaffinity", "sched_setscheduler", "posix_fallocate", "posix_fadvise"),
+        *("pipe2", "copy_file_range", "getxattr", "setxattr", "listxattr", "removexattr", "fdatasync"),
+        *("waitid", "getresuid", "setresuid", "setresgid", "O_TMPFILE", "O_PATH", "O_DIRECT", "O_NOATIME"),
+        *("P_PIDFD", "RTLD_DEEPBIND", "CLONE_NEWNS"),
+    },
+    "select": {"epoll", "EPOLLIN", "EPOLLOUT"},
+    "signal": {
+        *("pidfd_send_signal", "sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGSTKFLT"),
+    },
+    "socket": {
+        *("AF_NETLINK", "AF_VSOCK", "AF_PACKET", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "SO_PEERCRED"),
+        *("SO_BINDTODEVICE", "TCP_USER_TIMEOUT", "TCP_QUICKACK", "SO_DOMAIN", "SO_PROTOCOL"),
+    },
+    "fcntl": {"F_ADD_SEALS", "F_SETPIPE_SZ", "F_GETPIPE_SZ", "F_OFD_SETLK", "F_NOTIFY"},
+    "mmap": {"MAP_POPULATE", "MADV_HUGEPAGE"},
+    "resource": {"prlimit"},
+    "time": {"CLOCK_BOOTTIME", "CLOCK_TAI"},
 }
 # Commands that do their work on the host of a node, which is Linux with all packages.
 OF_NODES = {"doctor", "node", "pull", "serve", "setup"}
+# Of modules that the client shares with a node, which it does not call.
+OF_LINUX_HOSTS: set[tuple[str, str]] = set()
 CLIENT = sorted(
     [
         "agentenv",
@@ -35,6 +55,9 @@ CLIENT = sorted(
             f"agentenv.cli.{each.stem}"
             for each in (SOURCE / "cli").glob("[a-z]*.py")
             if each.stem not in OF_NODES
+        ),
+        *(
+            f"agentenv.cli.attached.{each.stem}" for each in (SOURCE / "cli/attached").glob("[a-z]*.py")
         ),
         *(f"agentenv.dockerfile.{each.stem}" for each in (SOURCE / "dockerfile").glob("[a-z]*.py")),
     ]
@@ -57,12 +80,34 @@ print(*(name for name in sys.modules if name.startswith("agentenv.")))
 """
 
 
-def loaded(modules: list[str]) -> list[str]:
+# Python as it is on macOS, as far as that can be had here: its name, nothing that is Linux's alone, no /proc.
+MACOS = """
+import importlib, json, os, sys, sysconfig, types
+
+sysconfig.get_config_vars()  # from a file that is named for the platform that it was built on
+sys.platform = "darwin"
+sys.modules["_scproxy"] = types.ModuleType("_scproxy")
+sys.modules["_scproxy"]._get_proxy_settings = sys.modules["_scproxy"]._get_proxies = dict
+for name, only in json.loads(sys.argv[3]).items():
+    for each in only:
+        if hasattr(module := importlib.import_module(name), each):
+            delattr(module, each)
+
+def refuse(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(("/proc/", "/sys/", "/dev/shm")):
+        raise FileNotFoundError(f"there is no {arguments[0]} on macOS")
+
+sys.addaudithook(refuse)
+"""
+
+
+def loaded(modules: list[str], host: str = "") -> list[str]:
     """Which of our modules come with these, while no package of the extra can be imported."""
     # httpx has idna, and takes h11 for what E2B's client does not use.
     absent = (SERVER | LINUX_MODULES) - {"idna", "h11"}
+    only = json.dumps({name: sorted(each) for name, each in LINUX_ONLY.items()})
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, ",".join(modules), ",".join(absent)],
+        [sys.executable, "-c", host + LOAD, ",".join(modules), ",".join(absent), only],
         capture_output=True,
         text=True,
         check=False,
@@ -73,15 +118,36 @@ def loaded(modules: list[str]) -> list[str]:
 
 def test_the_client_and_its_commands_load_without_the_packages_of_a_node() -> None:
     """All at once: which of them needs what it must not is in the error."""
-    found = loaded(CLIENT)
-    assert "agentenv.client.asynchronous" in found
-    calls = {
-        f"{name}: {node.attr}"
-        for name in found
+    assert "agentenv.client.asynchronous" in loaded(CLIENT)
+
+
+@pytest.fixture(scope="module")
+def on_macos() -> list[str]:
+    """Our modules that a Python has loaded which is, as far as it can be made so here, one of macOS."""
+    return loaded(CLIENT, MACOS)
+
+
+def test_the_client_and_its_commands_load_where_only_macos_is(on_macos: list[str]) -> None:
+    assert {"agentenv.cli.start", "agentenv.cli.copying", "agentenv.cli.attached.parcel"} <= set(on_macos)
+
+
+def test_nothing_that_linux_alone_has_is_used_by_the_client(on_macos: list[str]) -> None:
+    """Nor a path of its own: what a command does later is not seen by loading it."""
+    used = {
+        f"{name}: {found}"
+        for name in on_macos
         for node in ast.walk(ast.parse(_source(name)))
-        if isinstance(node, ast.Attribute) and node.attr in LINUX_CALLS
+        if (found := _of_linux(node)) and (name, found) not in OF_LINUX_HOSTS
     }
-    assert calls == set()
+    assert used == set()
+
+
+def _of_linux(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}" if node.attr in LINUX_ONLY.get(node.value.id, ()) else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value if node.value.startswith(("/proc/", "/sys/")) else None
+    return None
 
 
 def _source(module: str) -> str:

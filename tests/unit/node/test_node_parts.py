@@ -16,6 +16,7 @@ import pytest
 from agentenv import node, run_record
 from agentenv.config import Settings
 from agentenv.errors import Conflict, HostFault
+from agentenv.listening import bound
 from agentenv.tls import authority
 
 
@@ -55,7 +56,7 @@ def test_a_taken_port_is_told_before_anything_is_done() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(HostFault, match=f"cannot listen on 127.0.0.1 port {port}") as refusal:
-            node._listener("127.0.0.1", port).__enter__()
+            bound("127.0.0.1", port).__enter__()
     assert "ss -ltnp" in str(refusal.value)
 
 
@@ -76,12 +77,12 @@ async def test_there_is_a_port_for_tls_where_there_is_a_certificate(tmp_path: Pa
 @pytest.mark.parametrize("host", ["no such host.invalid", "203.0.113.1"])
 def test_an_address_that_is_not_here_is_told(host: str) -> None:
     with pytest.raises(HostFault, match="cannot listen on"):
-        node._listener(host, 0).__enter__()
+        bound(host, 0).__enter__()
 
 
 def test_a_bound_listener_does_not_listen_yet() -> None:
     with (
-        node._listener("127.0.0.1", 0) as listener,
+        bound("127.0.0.1", 0) as listener,
         socket.socket() as client,
         pytest.raises(ConnectionRefusedError),
     ):

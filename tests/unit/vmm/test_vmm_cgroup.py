@@ -54,6 +54,18 @@ def test_version_2_gives_what_it_hands_down(tmp_path: Path) -> None:
     assert reason == ""
 
 
+def test_a_delegated_group_is_taken_where_it_is(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice/machines.service"
+    group.mkdir(parents=True)
+    hierarchy(group, "cpu memory pids", "cpu memory pids")
+    mountinfo = hierarchy(tmp_path, "cpu io memory pids", "cpu io memory pids")
+    parent, _ = cgroup.version_2_parent(mountinfo, "/system.slice/machines.service")
+    assert parent == Parent(group, 2, ("cpu", "memory", "pids"))
+    parent, _ = cgroup.version_2_parent(mountinfo, "/system.slice/no.service")
+    assert parent is not None
+    assert parent.path == tmp_path
+
+
 def test_version_2_without_our_controllers_says_so(tmp_path: Path) -> None:
     parent, reason = cgroup.version_2_parent(hierarchy(tmp_path, "hugetlb", ""))
     assert parent is None

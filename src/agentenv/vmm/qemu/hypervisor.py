@@ -56,7 +56,7 @@ class Qemu:
         self._settings = settings
         self._emulation = Emulation(accelerator, tsc_khz, settings.tcg_buffer_mib)
         self._trace = trace
-        self.cgroups = cgroups or Cgroups.of_host()
+        self.cgroups = cgroups or Cgroups.of_host(settings.cgroup)
         roots = (settings.machines_dir, settings.runtime_dir / "machines")
         self._resources = Resources(ledger, self.cgroups, roots)
         self._checked: tuple[str, int] | None = None

@@ -56,7 +56,7 @@ def _run(*arguments: str, script: str = "") -> str:
     except subprocess.TimeoutExpired:
         raise HostFault("nft did not finish within 30 s", remedy="see what else changes rules") from None
     if done.returncode:
-        detail = " ".join(done.stderr.split())
+        detail = " ".join(done.stderr.split()) or f"ended with status {done.returncode}"
         raise HostFault(f"nft: {detail[:400]}", remedy="run `aenv doctor` to see whether nftables works")
     return done.stdout
 

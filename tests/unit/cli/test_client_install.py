@@ -56,9 +56,7 @@ CLIENT = sorted(
             for each in (SOURCE / "cli").glob("[a-z]*.py")
             if each.stem not in OF_NODES
         ),
-        *(
-            f"agentenv.cli.attached.{each.stem}" for each in (SOURCE / "cli/attached").glob("[a-z]*.py")
-        ),
+        *(f"agentenv.cli.attached.{each.stem}" for each in (SOURCE / "cli/attached").glob("[a-z]*.py")),
         *(f"agentenv.dockerfile.{each.stem}" for each in (SOURCE / "dockerfile").glob("[a-z]*.py")),
     ]
 )

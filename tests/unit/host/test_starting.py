@@ -69,7 +69,7 @@ def test_few_open_files_are_a_matter_of_scale() -> None:
 
 def test_a_script_in_place_of_qemu_is_told(tmp_path: Path) -> None:
     script = tmp_path / "qemu"
-    script.write_text("#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n")
+    script.write_text('#!/bin/sh\nexec qemu-system-x86_64 "$@"\n')
     script.chmod(0o755)
     found = starting.isolation(str(script))
     assert (found.status, found.required) == ("missing", True)

@@ -3,6 +3,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 begun=$SECONDS
+unset PYTHONDONTWRITEBYTECODE # or each program that is started compiles all that it imports
 log=$(mktemp) # of the command that runs now
 trap 'rm -f "$log"' EXIT
 

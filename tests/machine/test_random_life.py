@@ -21,7 +21,7 @@ from support.wholeness import require_whole
 pytestmark = pytest.mark.machine
 
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
-OPERATIONS = 200 if SOAK else 40
+OPERATIONS = 200 if SOAK else 24
 CLIENTS = 3
 STEPS = 4  # of each client, between two looks
 MOST = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def node_factory(node_directory: Path) -> Iterator[Callable[..., RunningNode]]:
         return node
 
     yield factory
-    for node in started:
-        node.close()
+    with ThreadPoolExecutor(4) as closing:
+        list(closing.map(RunningNode.close, started))
 
 
 @pytest.fixture(scope="session")

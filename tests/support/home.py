@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from agentenv import config
 from agentenv.records.database import Database
+from support.running import RunningNode
+
+BASE = "SELECT id FROM snapshots WHERE kind = 'template' AND deleted_at IS NULL AND expires_at IS NULL"
 
 
 def prepared_home() -> Path:
@@ -27,14 +31,37 @@ def prepared_home() -> Path:
 
 
 def linked_home(target: Path) -> Path:
-    """A data directory of its own with the prepared guest files and templates, and no past."""
+    """A data directory of its own with the prepared guest files and templates, which are booted already, and
+    no past."""
     source = prepared_home()
+    first = _first_snapshots(source)
     target.mkdir(parents=True)
-    for name in ("guest", "images"):
+    for name in ("guest", "images", *(f"snapshots/{each}" for each in first)):
         if (source / name).is_dir():
             shutil.copytree(source / name, target / name, copy_function=os.link, symlinks=True)
-    _copy_records(source, target)
+    _copy_records(source, target, keep=first)
     return target
+
+
+def _first_snapshots(home: Path) -> list[str]:
+    """Those of a prepared home's templates; the first who asks has a node boot `base`, which takes seconds
+    that otherwise each node of a test would take."""
+    with (home / "first.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (found := _ids(home)):
+            runtime = Path(f"/run/aenv-t-{os.getpid()}-first")
+            node = RunningNode(home, runtime, home / "first.log", port="0", pool_most="0")
+            try:
+                node.sandbox("base").kill()
+            finally:
+                node.close()
+            found = _ids(home)
+    return found
+
+
+def _ids(home: Path) -> list[str]:
+    with closing(sqlite3.connect(f"file:{home}/aenv.db?mode=ro", uri=True)) as database:
+        return [row[0] for row in database.execute(BASE)]
 
 
 @contextmanager
@@ -70,13 +97,15 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{command}: {done.stderr}"
 
 
-def _copy_records(source: Path, target: Path) -> None:
+def _copy_records(source: Path, target: Path, keep: Sequence[str] = ()) -> None:
     original, copy = sqlite3.connect(source / "aenv.db"), sqlite3.connect(target / "aenv.db")
     try:
         original.backup(copy)
         Database(target / "aenv.db").close()  # of this version, whichever the prepared one is
-        for table in ("resources", "sandboxes", "idempotency", "snapshots", "snapshot_names"):
+        for table in ("resources", "sandboxes", "idempotency", "snapshot_names"):
             copy.execute(f"DELETE FROM {table}")
+        kept = ", ".join("?" * len(keep))
+        copy.execute(f"DELETE FROM snapshots WHERE id NOT IN ({kept})", tuple(keep))
         moved = "json_set(document, '$.made.rootfs', replace(document ->> '$.made.rootfs', ?, ?))"
         copy.execute(f"UPDATE builds SET document = {moved}", (str(source), str(target)))
         copy.commit()

@@ -55,8 +55,8 @@ def create_app(
 
     @app.get("/health", status_code=204, tags=["node"])
     async def health() -> Response:
-        """Whether the node serves; needs no key."""
-        return Response(status_code=204)
+        """Whether the node serves, and by `X-AgentENV-Version` which version; needs no key."""
+        return Response(status_code=204, headers={"X-AgentENV-Version": __version__})
 
     app.include_router(planned.routes())
     if observation is not None:  # its /sandboxes/metrics comes before /sandboxes/{sandbox_id}

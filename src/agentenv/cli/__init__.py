@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from agentenv import __version__
-from agentenv.errors import AenvError, CapacityExceeded, GuestFault
+from agentenv.cli.telling import show_error
+from agentenv.errors import AenvError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -37,7 +38,7 @@ COMMANDS = {
     "key": ("agentenv.cli.key", "Make, list, rotate and revoke API keys."),
     "limits": ("agentenv.cli.rules:limits", "Look at and replace how fast sandboxes may be."),
     "list": ("agentenv.cli.sandboxes:list_", "List sandboxes."),
-    "logs": ("agentenv.cli.looking:logs", "Show the log of a sandbox."),
+    "logs": ("agentenv.cli.logs", "Show the log of a sandbox."),
     "metrics": ("agentenv.cli.looking:metrics", "Show what a sandbox took lately."),
     "network": ("agentenv.cli.rules:network", "Look at and replace what sandboxes may reach."),
     "node": ("agentenv.cli.node", "Start, stop, restart or look at a node in the background."),
@@ -136,12 +137,3 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         failed = lacks
     show_error(failed)
     sys.exit(failed.exit_code)
-
-
-def show_error(error: AenvError) -> None:
-    """What happened and what to do, on stderr."""
-    click.echo(f"aenv: {error.message}", err=True)
-    if error.remedy:
-        click.echo(f"  try: {error.remedy}", err=True)
-    elif isinstance(error, (CapacityExceeded, GuestFault)):
-        click.echo("  look at: aenv node status, and the node's log", err=True)

@@ -42,6 +42,14 @@ class TookTooLong(Unreachable):
     exit_code = 9
 
 
+class Limited(AenvError):
+    """A key has what it may have: its quota, or its requests per second."""
+
+    status = 429
+    code = "quota_exceeded"
+    exit_code = 5
+
+
 _BY_STATUS: Mapping[int, type[AenvError]] = {
     400: InvalidRequest,
     401: Unauthorized,
@@ -50,7 +58,7 @@ _BY_STATUS: Mapping[int, type[AenvError]] = {
     409: Conflict,
     410: Expired,
     422: InvalidRequest,
-    429: CapacityExceeded,
+    429: Limited,
     501: NotImplementedYet,
     503: CapacityExceeded,
     504: TookTooLong,
@@ -91,7 +99,12 @@ class Answer:
         said = self.message or f"{what}: {self.status}"
         if self.status >= 500 and (request := self.headers.get("x-request-id")):
             said += f" (request {request} in the node's log)"
-        return _BY_STATUS.get(self.status, HostFault)(said)
+        return fault_of(self.status, said)
+
+
+def fault_of(status: int, said: str) -> AenvError:
+    """The error that a node's status and words are."""
+    return _BY_STATUS.get(status, HostFault)(said)
 
 
 def download(

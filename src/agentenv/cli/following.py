@@ -1,4 +1,5 @@
-"""A node's events (server-sent) as they come, taken up again where the connection broke off."""
+"""What goes on at a node that may be away for a while: events (server-sent) as they come, taken up again
+where the connection broke off, and what is asked again and again."""
 
 from __future__ import annotations
 
@@ -16,7 +17,22 @@ if TYPE_CHECKING:
 
 SILENT_S = 45.0  # the node says something every 15 s
 AGAIN_S = 1.0
+ENDED = (404, 410)  # what a node answers for a sandbox that was
 Query = Mapping[str, Sequence[str]]
+
+
+def through(node: Node, path: str, *, refused: tuple[int, ...] = ()) -> Answer:
+    """The answer of a node that was there, once it is there again; as `Node.ask`."""
+    while True:
+        try:
+            return node.ask("GET", path, refused=refused)
+        except Unreachable:
+            time.sleep(AGAIN_S)  # there is nothing to wait for until the node is there again
+
+
+def has_ended(node: Node, sandbox: str) -> bool:
+    """Whether a sandbox that there was is no more."""
+    return through(node, f"/sandboxes/{sandbox}", refused=ENDED).status in ENDED
 
 
 def events(

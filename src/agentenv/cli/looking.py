@@ -1,23 +1,21 @@
-"""Commands that look at what sandboxes do: logs, metrics, events, operations."""
+"""Commands that look at what sandboxes do: metrics, events, operations."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from urllib.parse import urlencode
 
 import click
 
 from agentenv.cli.completing import SANDBOX
+from agentenv.cli.following import ENDED, has_ended, through
 from agentenv.cli.following import events as followed
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Form, Row, form_of, form_option, pairs, show, size
 from agentenv.cli.server import Node
+from agentenv.client import calls
 
-LEVELS = ("debug", "info", "warn", "error")
-FOLLOW_EVERY_S = 1.0
 WATCH_EVERY_S = 5.0  # how often the node takes samples
 METRICS: tuple[Column, ...] = (
     ("time", lambda row: row["timestamp"]),
@@ -27,51 +25,6 @@ METRICS: tuple[Column, ...] = (
 )
 
 
-@click.command("logs")
-@click.argument("sandbox", type=SANDBOX)
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
-@click.option("--level", type=click.Choice(LEVELS), default="debug", help="Of that level at least.")
-@click.option("--search", default="", metavar="TEXT", help="Lines with that in them.")
-@form_option
-@node_option
-def logs(node: Node, sandbox: str, follow: bool, level: str, search: str, form: str | None) -> None:
-    """Show the log of SANDBOX: what was done with it, and what its start command said."""
-    found, chosen = sandbox_of(node, sandbox), form_of(form)
-    for entry in _entries(node, found, {"level": level, "search": search}, follow=follow):
-        if chosen == "table":
-            fields = pairs({name: value for name, value in entry["fields"].items() if name != "logger"})
-            click.echo(f"{entry['timestamp']} {entry['level']:5} {entry['message']} {fields}".rstrip())
-        else:
-            click.echo(json.dumps(entry))
-
-
-def _entries(node: Node, sandbox: str, query: dict[str, str], *, follow: bool) -> Iterator[Row]:
-    """Entries, oldest first. The API has no stream of them: those that follow are asked for every second."""
-    seen: set[str] = set()
-    cursor = 0
-    while True:
-        page = node.call("GET", f"/v2/sandboxes/{sandbox}/logs?{urlencode({**query, 'cursor': cursor})}")[
-            "logs"
-        ]
-        new = [entry for entry in page if json.dumps(entry, sort_keys=True) not in seen]
-        yield from new
-        if page:
-            last = page[-1]["timestamp"]
-            seen = {json.dumps(each, sort_keys=True) for each in page if each["timestamp"][:23] == last[:23]}
-            cursor = _milliseconds(last)
-        if new:
-            continue
-        if not follow:
-            return
-        time.sleep(FOLLOW_EVERY_S)
-
-
-def _milliseconds(moment: str) -> int:
-    from datetime import datetime
-
-    return int(datetime.fromisoformat(moment).timestamp() * 1000)
-
-
 @click.command("metrics")
 @click.argument("sandbox", type=SANDBOX)
 @click.option("--watch", "-w", is_flag=True, help="Go on with what comes.")
@@ -79,17 +32,28 @@ def _milliseconds(moment: str) -> int:
 @form_option
 @node_option
 def metrics(node: Node, sandbox: str, watch: bool, last: int, form: str | None) -> None:
-    """Show what SANDBOX took of its processors, memory and disk lately."""
+    """Show what SANDBOX took of its processors, memory and disk lately.
+
+    \b
+    Examples:
+      aenv metrics work
+      aenv metrics work --watch
+    """
     found, chosen = sandbox_of(node, sandbox), form_of(form)
     path = f"/sandboxes/{found}/metrics"
     rows = node.call("GET", path)[-last:]
     show(rows, METRICS, chosen, key="timestamp")
     while watch:
-        time.sleep(WATCH_EVERY_S)
         since = rows[-1]["timestampUnix"] + 1 if rows else 0
-        if new := node.call("GET", f"{path}?start={since}"):
+        ended = has_ended(node, found)  # before the last look, or its last samples were missed
+        answer = through(node, f"{path}?start={since}", refused=ENDED)
+        if answer.status not in ENDED and (new := answer.json()):
             rows = new
             _more(rows, chosen)
+        if ended or answer.status in ENDED:
+            click.echo("aenv: the sandbox has ended", err=True)
+            return
+        time.sleep(WATCH_EVERY_S)
 
 
 def _more(rows: list[Row], form: Form) -> None:
@@ -144,8 +108,13 @@ def _phase(phase: Row) -> str:
 @form_option
 @node_option
 def operations(node: Node, sandbox: str, form: str | None) -> None:
-    """Show what the last operations on SANDBOX spent their time on."""
-    found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}/operations")
+    """Show what the last operations on SANDBOX spent their time on.
+
+    \b
+    Examples:
+      aenv operations work
+    """
+    found = node.do(calls.operations(sandbox_of(node, sandbox)))
     columns: tuple[Column, ...] = (
         ("operation", lambda row: row["operation"]),
         ("ms", lambda row: f"{row['seconds'] * 1000:.1f}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from agentenv.cli.server import Node
 from agentenv.errors import Conflict, NotFound
@@ -13,6 +13,7 @@ from agentenv.errors import Conflict, NotFound
 NAME = "name"  # the metadata in which `aenv start --name` puts a sandbox's name
 
 _WHOLE = re.compile(r"i[a-z2-7]{19}")
+_PART = re.compile(r"i[a-z2-7]{0,18}")
 _SHOWN = 5
 
 
@@ -29,11 +30,10 @@ def sandbox_of(node: Node, text: str) -> str:
     """
     if _WHOLE.fullmatch(text):
         return text
-    known = list(sandboxes(node))
-    named = [each["sandboxID"] for each in known if (each.get("metadata") or {}).get(NAME) == text]
-    return _only(
-        text, named or _beginning(text, (each["sandboxID"] for each in known)), "sandbox", "aenv list"
-    )
+    found = [each["sandboxID"] for each in sandboxes(node, metadata=urlencode({NAME: text}))]
+    if not found and _PART.fullmatch(text):
+        found = _beginning(text, (each["sandboxID"] for each in sandboxes(node)))
+    return _only(text, found, "sandbox", "aenv list")
 
 
 def snapshot_of(node: Node, text: str) -> str:

@@ -26,7 +26,12 @@ def network() -> None:
 @form_option
 @node_option
 def show_network(node: Node, sandbox: str, form: str | None) -> None:
-    """Show what SANDBOX may reach, as it was asked for."""
+    """Show what SANDBOX may reach, as it was asked for.
+
+    \b
+    Examples:
+      aenv network show work
+    """
     found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
     said = {"sandboxID": found["sandboxID"], "allowInternetAccess": found.get("allowInternetAccess")}
     show_one({**said, **(found.get("network") or {})}, form_of(form), key="sandboxID")
@@ -83,7 +88,12 @@ def limits() -> None:
 @form_option
 @node_option
 def show_limits(node: Node, sandbox: str, form: str | None) -> None:
-    """Show the limits of SANDBOX: bytes and operations per second."""
+    """Show the limits of SANDBOX: bytes and operations per second.
+
+    \b
+    Examples:
+      aenv limits show work
+    """
     found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
     show_one({"sandboxID": found["sandboxID"], **(found.get("limits") or {})}, form_of(form), key="sandboxID")
 
@@ -98,11 +108,20 @@ def show_limits(node: Node, sandbox: str, form: str | None) -> None:
 def set_limits(
     node: Node, sandbox: str, rx: int | None, tx: int | None, disk: int | None, iops: int | None
 ) -> None:
-    """Replace the limits of SANDBOX: what is not said is the node's default. In force at once."""
-    body = {
-        "network": {"rxBytesPerSecond": rx, "txBytesPerSecond": tx},
-        "disk": {"bytesPerSecond": disk, "iops": iops},
-    }
+    """Replace the limits of SANDBOX: what is not said is the node's default. In force at once.
+
+    \b
+    Examples:
+      aenv limits set work --rx 10000000 --iops 500
+      aenv limits set work
+    """
+    from agentenv.client import calls
+    from agentenv.limits import DiskLimits, Limits, NetworkLimits
+
+    wanted = Limits(
+        NetworkLimits(rx_bytes_per_second=rx, tx_bytes_per_second=tx),
+        DiskLimits(bytes_per_second=disk, iops=iops),
+    )
     found = sandbox_of(node, sandbox)
-    node.call("PUT", f"/sandboxes/{found}/limits", body)
+    node.do(calls.set_limits(found, wanted))
     click.echo(found)

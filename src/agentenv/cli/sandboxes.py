@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from urllib.parse import urlencode
 
 import click
@@ -13,9 +14,11 @@ from agentenv.cli.naming import NAME, sandbox_of, sandboxes
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Form, Row, age, form_of, form_option, pairs, show, show_one
 from agentenv.cli.server import Node
-from agentenv.errors import AenvError, InvalidRequest, NotFound
+from agentenv.cli.several import for_each
+from agentenv.errors import InvalidRequest
 
 CHANGE_LIMIT_S = 600.0
+PAGE = 100  # the most that the API answers at once
 COLUMNS: tuple[Column, ...] = (
     ("id", lambda row: row["sandboxID"]),
     ("name", lambda row: (row.get("metadata") or {}).get(NAME)),
@@ -63,8 +66,7 @@ def list_(
     chosen = form_of(form)
 
     def look() -> list[Row]:
-        found = selected(node, state, metadata, template)
-        return found if limit is None else found[:limit]
+        return selected(node, state, metadata, template, limit)
 
     if watch:
         _watch(node, look, chosen)
@@ -86,8 +88,14 @@ def _watch(node: Node, look: Callable[[], list[Row]], form: Form) -> None:
         again()
 
 
-def selected(node: Node, state: str | None, metadata: tuple[str, ...], template: str | None) -> list[Row]:
-    """The sandboxes that filters leave.
+def selected(
+    node: Node,
+    state: str | None,
+    metadata: tuple[str, ...],
+    template: str | None,
+    limit: int | None = None,
+) -> list[Row]:
+    """The sandboxes that filters leave, `limit` of them at most.
 
     Raises:
         InvalidRequest: metadata is not KEY=VALUE.
@@ -96,7 +104,9 @@ def selected(node: Node, state: str | None, metadata: tuple[str, ...], template:
         if "=" not in each:
             raise InvalidRequest(f"--metadata {each}: it is KEY=VALUE")
     wanted = urlencode([(name, value) for name, _, value in (each.partition("=") for each in metadata)])
-    return list(sandboxes(node, state=state, metadata=wanted, template=template))
+    page = str(limit) if limit is not None and limit < PAGE else None
+    found = sandboxes(node, state=state, metadata=wanted, template=template, limit=page)
+    return list(islice(found, limit))
 
 
 @click.command("show")
@@ -104,7 +114,13 @@ def selected(node: Node, state: str | None, metadata: tuple[str, ...], template:
 @form_option
 @node_option
 def show_(node: Node, sandbox: str, form: str | None) -> None:
-    """Show all that the node says of SANDBOX, but its tokens."""
+    """Show all that the node says of SANDBOX, but its tokens.
+
+    \b
+    Examples:
+      aenv show work
+      aenv show work --output json | jq -r .state
+    """
     found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
     found.pop("envdAccessToken", None)
     show_one(found, form_of(form), key="sandboxID")
@@ -115,11 +131,21 @@ def show_(node: Node, sandbox: str, form: str | None) -> None:
 @click.option("--disk-only", is_flag=True, help="Keep the disk alone: it boots when it is resumed.")
 @node_option
 def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
-    """Pause sandboxes: no process and no memory, until they are resumed."""
+    """Pause sandboxes: no process and no memory, until they are resumed.
+
+    \b
+    Examples:
+      aenv pause work
+      aenv pause $(aenv list --metadata run=7 --output ids)
+    """
     body = {"memory": False} if disk_only else {}
-    for sandbox in [sandbox_of(node, name) for name in names]:
+
+    def stop(name: str) -> str:
+        sandbox = sandbox_of(node, name)
         node.call("POST", f"/sandboxes/{sandbox}/pause", body, limit_s=CHANGE_LIMIT_S)
-        click.echo(sandbox)
+        return sandbox
+
+    for_each(names, stop)
 
 
 @click.command("resume")
@@ -134,10 +160,19 @@ def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
 )
 @node_option
 def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
-    """Have paused sandboxes run again, where they were; those that run live on."""
-    for sandbox in [sandbox_of(node, name) for name in names]:
+    """Have paused sandboxes run again, where they were; those that run live on.
+
+    \b
+    Examples:
+      aenv resume work --timeout 3600
+    """
+
+    def wake(name: str) -> str:
+        sandbox = sandbox_of(node, name)
         node.call("POST", f"/v2/sandboxes/{sandbox}/connect", {"timeout": timeout}, limit_s=CHANGE_LIMIT_S)
-        click.echo(sandbox)
+        return sandbox
+
+    for_each(names, wake)
 
 
 @click.command("timeout")
@@ -145,7 +180,12 @@ def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
 @click.argument("seconds", type=click.IntRange(min=0))
 @node_option
 def timeout(node: Node, sandbox: str, seconds: int) -> None:
-    """Have SANDBOX live SECONDS from now."""
+    """Have SANDBOX live SECONDS from now.
+
+    \b
+    Examples:
+      aenv timeout work 7200
+    """
     found = sandbox_of(node, sandbox)
     node.call("POST", f"/sandboxes/{found}/timeout", {"timeout": seconds})
     click.echo(found)
@@ -171,18 +211,17 @@ def delete(
     by_filter = every or bool(state or metadata)
     if bool(names) == by_filter:
         raise click.UsageError("name sandboxes, or say which with --all, --state or --metadata")
-    wanted = [sandbox_of(node, name) for name in names]
+    wanted = list(names)
     if by_filter:
         wanted = [each["sandboxID"] for each in selected(node, state, metadata, None)]
         if wanted and not yes:
             click.confirm(f"End {len(wanted)} sandboxes?", abort=True, err=True)
-    failed: list[AenvError] = []
-    for sandbox in wanted:
-        try:
-            node.call("DELETE", f"/sandboxes/{sandbox}", limit_s=CHANGE_LIMIT_S)
-            click.echo(sandbox)
-        except NotFound as error:
-            if not by_filter:  # else it has ended by itself meanwhile
-                failed.append(error)
-    if failed:
-        raise failed[0]
+
+    def end(name: str) -> str:
+        sandbox = sandbox_of(node, name)
+        # One that a filter found may have ended by itself meanwhile.
+        gone = (404,) if by_filter else ()
+        node.ask("DELETE", f"/sandboxes/{sandbox}", limit_s=CHANGE_LIMIT_S, refused=gone)
+        return sandbox
+
+    for_each(wanted, end)

@@ -12,6 +12,8 @@ from agentenv.cli.api import Answer, Unreachable, send
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
+    from agentenv.client.calls import Call
+
 CALL_LIMIT_S = 60.0
 
 
@@ -26,17 +28,22 @@ class Node:
         """What it answers; the error that its refusal is."""
         return self.ask(method, path, body, limit_s=limit_s).json()
 
+    def do(self, call: Call[Any], *, limit_s: float = CALL_LIMIT_S) -> Any:
+        """What it answers to a call of the Python client's, as it is."""
+        return self.ask(call.method, call.path, call.body, headers=call.headers, limit_s=limit_s).json()
+
     def ask(
         self,
         method: str,
         path: str,
         body: Any = None,
         *,
+        headers: Mapping[str, str] | None = None,
         limit_s: float = CALL_LIMIT_S,
         refused: tuple[int, ...] = (),
     ) -> Answer:
         """The answer with its headers; that it is of one of the statuses `refused` is no error."""
-        headers = dict(self.headers)
+        headers = {**self.headers, **(headers or {})}
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from agentenv.cli.api import fault_of
 from agentenv.cli.attached.options import pairs as parsed
 from agentenv.cli.attached.options import variables
 from agentenv.cli.completing import SANDBOX, SNAPSHOT
@@ -14,11 +15,17 @@ from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
 from agentenv.cli.sandboxes import CHANGE_LIMIT_S
 from agentenv.cli.server import Node
-from agentenv.errors import CapacityExceeded
+from agentenv.cli.several import for_each
+from agentenv.cli.telling import show_error
+from agentenv.client import calls
 
 COLUMNS: tuple[Column, ...] = (
     ("id", lambda row: row["snapshotID"]),
     ("names", lambda row: " ".join(row["names"])),
+)
+CHILDREN: tuple[Column, ...] = (
+    ("id", lambda row: row["sandboxID"]),
+    ("template", lambda row: row.get("alias")),
 )
 
 
@@ -55,7 +62,13 @@ def create(node: Node, sandbox: str, name: str | None, disk_only: bool, form: st
 @form_option
 @node_option
 def list_(node: Node, sandbox: str | None, name: str | None, form: str | None) -> None:
-    """List snapshots, the newest first."""
+    """List snapshots, the newest first.
+
+    \b
+    Examples:
+      aenv snapshot list
+      aenv snapshot list --sandbox work --output ids
+    """
     query = {"sandboxID": sandbox_of(node, sandbox) if sandbox else None, "name": name}
     show(list(node.pages("/snapshots", query)), COLUMNS, form_of(form), key="snapshotID")
 
@@ -65,8 +78,13 @@ def list_(node: Node, sandbox: str | None, name: str | None, form: str | None) -
 @form_option
 @node_option
 def show_(node: Node, snapshot: str, form: str | None) -> None:
-    """Show SNAPSHOT (an id, its beginning, or a name) with its parent and its children."""
-    found = node.call("GET", f"/snapshots/{snapshot_of(node, snapshot)}")
+    """Show SNAPSHOT (an id, its beginning, or a name) with its parent and its children.
+
+    \b
+    Examples:
+      aenv snapshot show ready
+    """
+    found = node.do(calls.lineage(snapshot_of(node, snapshot)))
     show_one(found, form_of(form), key="snapshotID")
 
 
@@ -74,10 +92,20 @@ def show_(node: Node, snapshot: str, form: str | None) -> None:
 @click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
 @node_option
 def delete(node: Node, snapshots: tuple[str, ...]) -> None:
-    """Delete snapshots. What was started from them goes on."""
-    for snapshot in [snapshot_of(node, each) for each in snapshots]:
+    """Delete snapshots. What was started from them goes on.
+
+    \b
+    Examples:
+      aenv snapshot delete ready
+      aenv snapshot delete $(aenv snapshot list --sandbox work --output ids)
+    """
+
+    def end(name: str) -> str:
+        snapshot = snapshot_of(node, name)
         node.call("DELETE", f"/templates/{snapshot}")
-        click.echo(snapshot)
+        return snapshot
+
+    for_each(snapshots, end)
 
 
 @command.command("tree")
@@ -85,8 +113,13 @@ def delete(node: Node, snapshots: tuple[str, ...]) -> None:
 @form_option
 @node_option
 def tree(node: Node, sandbox: str, form: str | None) -> None:
-    """Show the snapshots of SANDBOX, each below the one that it grew from; * is where the sandbox is now."""
-    found = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}/tree")
+    """Show the snapshots of SANDBOX, each below the one that it grew from; * is where the sandbox is now.
+
+    \b
+    Examples:
+      aenv snapshot tree work
+    """
+    found = node.do(calls.tree(sandbox_of(node, sandbox)))
     if form_of(form) != "table":
         show_one(found, form_of(form), key="sandboxID")
         return
@@ -134,26 +167,19 @@ def fork(
     shared, found = variables(env), parsed(metadata, "--metadata")
     parent = node.call("GET", f"/sandboxes/{sandbox_of(node, sandbox)}")
     name = (parent.get("metadata") or {}).get(NAME)
-    children = [
-        {
-            "envVars": {**shared, **({number: str(index)} if number else {})},
-            # Metadata is inherited, and a name must be one sandbox's.
-            "metadata": {**({NAME: f"{name}-{index + 1}"} if name else {}), **found},
-        }
-        for index in range(count)
-    ]
-    body = {"count": count, "children": children, **({"timeout": timeout} if timeout else {})}
-    path = f"/sandboxes/{parent['sandboxID']}/fork"
-    results = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
+    envs = [{**shared, **({number: str(index)} if number else {})} for index in range(count)]
+    # Metadata is inherited, and a name must be one sandbox's.
+    own = [{**({NAME: f"{name}-{index}"} if name else {}), **found} for index in range(1, count + 1)]
+    call = calls.fork(parent["sandboxID"], count, envs=envs, metadata=own, timeout_s=timeout)
+    results = node.do(call, limit_s=CHANGE_LIMIT_S)
     made = [each["sandbox"] for each in results if each.get("sandbox")]
-    columns: tuple[Column, ...] = (
-        ("id", lambda row: row["sandboxID"]),
-        ("template", lambda row: row.get("alias")),
-    )
-    show([_without_tokens(each) for each in made], columns, form_of(form), key="sandboxID")
+    show([_without_tokens(each) for each in made], CHILDREN, form_of(form), key="sandboxID")
     failures = [each["error"] for each in results if each.get("error")]
+    for failure in failures:
+        show_error(fault_of(failure["code"], failure["message"]))
     if failures:
-        raise CapacityExceeded(f"{len(failures)} of {count} were not started: {failures[0]['message']}")
+        click.echo(f"aenv: {len(failures)} of {count} were not started", err=True)
+        raise click.exceptions.Exit(fault_of(failures[0]["code"], "").exit_code)
 
 
 def _without_tokens(row: Row) -> Row:
@@ -165,8 +191,14 @@ def _without_tokens(row: Row) -> Row:
 @click.argument("snapshot", required=False, type=SNAPSHOT)
 @node_option
 def rollback(node: Node, sandbox: str, snapshot: str | None) -> None:
-    """Put SANDBOX back to one of its own snapshots, or to its start."""
+    """Put SANDBOX back to one of its own snapshots, or to its start.
+
+    \b
+    Examples:
+      aenv rollback work ready
+      aenv rollback work
+    """
     found = sandbox_of(node, sandbox)
-    body = {"snapshotID": snapshot_of(node, snapshot)} if snapshot else {}
-    node.call("POST", f"/sandboxes/{found}/rollback", body, limit_s=CHANGE_LIMIT_S)
+    call = calls.rollback(found, snapshot_of(node, snapshot) if snapshot else None)
+    node.do(call, limit_s=CHANGE_LIMIT_S)
     click.echo(found)

@@ -8,6 +8,7 @@ transaction, so that there is no moment without rules.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterable
 from ipaddress import IPv6Address
@@ -55,6 +56,13 @@ def _run(*arguments: str, script: str = "") -> str:
         raise HostIncapable("there is no nft program", remedy="install the package nftables") from None
     except subprocess.TimeoutExpired:
         raise HostFault("nft did not finish within 30 s", remedy="see what else changes rules") from None
+    if done.returncode < 0:
+        ended = signal.Signals(-done.returncode).name
+        raise HostFault(
+            f"nft was ended by {ended}",
+            remedy="where `nft list tables` ends so as well, a newer nft, of a container with the host's"
+            " network perhaps, has made tables that this one cannot read: delete them with that, or upgrade",
+        )
     if done.returncode:
         detail = " ".join(done.stderr.split()) or f"ended with status {done.returncode}"
         raise HostFault(f"nft: {detail[:400]}", remedy="run `aenv doctor` to see whether nftables works")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +175,13 @@ def test_what_drops_by_default_is_told(objects: list[dict[str, Any]], told: str)
 )
 def test_what_does_not_concern_guests_is_not_told(objects: list[dict[str, Any]]) -> None:
     assert blockers({"nftables": objects}) == []
+
+
+def test_that_nft_was_ended_by_a_signal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nft"
+    program.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostFault, match="ended by SIGSEGV") as caught:
+        nft.ruleset()
+    assert "nft list tables" in str(caught.value.remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import Any, cast
 
 import pytest
 
@@ -174,6 +175,9 @@ async def test_beyond_all_connections_the_longest_idle_goes(node: Node) -> None:
     request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     async with node.client() as (oldest, first), node.client() as (reader, writer):
         first.write(b"GET / HTTP/1.1\r\nHost")  # half a head waits as well
+        loop, connections = asyncio.get_running_loop(), cast("set[Any]", node.plane._connections)
+        while not any(each._head and each.waits_since < loop.time() for each in connections):
+            await asyncio.sleep(0.001)
         writer.write(request)
         assert (await read_answer(reader))[0] == 200
         async with node.client() as (third, another):

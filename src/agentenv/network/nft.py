@@ -164,7 +164,7 @@ def slot_rules(
     }}
     chain output {{
         type filter hook output priority filter; policy drop;
-        meta l4proto {{ icmp, ipv6-icmp }} accept
+        meta l4proto {{ icmp, icmpv6 }} accept
         tcp flags & rst == rst accept
     }}
 {_REFUSE}""",

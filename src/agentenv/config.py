@@ -119,8 +119,8 @@ class Settings(BaseSettings):
 
     cgroup: str | None = Field(
         default=None,
-        description="Control group (version 2) that is delegated to this node, by its path in the hierarchy, for"
-        " its machines' groups; unset or absent, the root. The service has one.",
+        description="Control group of version 2, by its path in the hierarchy, that is delegated to this node"
+        " for its machines' groups; unset, or where there is none, the root.",
     )
 
     vcpus: int = Field(default=1, ge=1, le=64, description="Virtual cpus of a template that does not say.")

@@ -94,7 +94,10 @@ def filesystem_faults(settings: Settings) -> Iterator[None]:
                 f"no space left to make the guest's files in {settings.guest_dir}",
                 remedy="free some there and in /tmp, or set AENV_HOME to another place",
             ) from error
-        raise HostFault(f"cannot make the guest's files in {settings.guest_dir}: {text}") from error
+        raise HostFault(
+            f"cannot make the guest's files in {settings.guest_dir}: {text}",
+            remedy="aenv doctor looks at the data directory; /tmp must be writable as well",
+        ) from error
 
 
 def describe(report: Report) -> str:

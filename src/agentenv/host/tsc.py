@@ -84,7 +84,10 @@ def measured() -> int:
             rates = [_rate(read) for _ in range(_WINDOWS)]
             del held, read  # the mapping cannot be closed while one refers to it
     except OSError as error:
-        raise HostFault(f"the TSC rate can neither be read nor measured: {error.strerror}") from None
+        raise HostFault(
+            f"the TSC rate can neither be read nor measured: {error.strerror}",
+            remedy="a host with KVM, or without what forbids executable memory",
+        ) from None
     return round(statistics.median(rates))
 
 

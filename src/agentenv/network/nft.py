@@ -64,7 +64,7 @@ def _run(*arguments: str, script: str = "") -> str:
             " network perhaps, has made tables that this one cannot read: delete them with that, or upgrade",
         )
     if done.returncode:
-        detail = " ".join(done.stderr.split())
+        detail = " ".join(done.stderr.split()) or f"ended with status {done.returncode}"
         raise HostFault(f"nft: {detail[:400]}", remedy="run `aenv doctor` to see whether nftables works")
     return done.stdout
 
@@ -164,7 +164,7 @@ def slot_rules(
     }}
     chain output {{
         type filter hook output priority filter; policy drop;
-        meta l4proto {{ icmp, ipv6-icmp }} accept
+        meta l4proto {{ icmp, icmpv6 }} accept
         tcp flags & rst == rst accept
     }}
 {_REFUSE}""",

@@ -83,7 +83,7 @@ def version_1_parents(mountinfo: str, membership: str) -> list[Parent]:
 
 
 def version_2_parent(mountinfo: str, delegated: str | None = None) -> tuple[Parent | None, str]:
-    """The group `delegated`, or without it the root, of the version 2 hierarchy, if it hands controllers down,
+    """The group `delegated` of the version 2 hierarchy, without it the root, if it hands controllers down,
     and else why not.
 
     Not this process's own group: one with processes in it cannot have limited groups below it. At the root

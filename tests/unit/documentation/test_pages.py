@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 import pytest
 
 from agentenv.cli import cli
 from agentenv.config import Settings
+from agentenv.host import doctor
 from support.pages import DOCS, ROOT, blocks, pages
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -24,14 +26,17 @@ LANGUAGES = {"sh", "python", "console", "toml", "json", "text", "{include} ../CH
 # How many blocks of commands in the tutorial and the guides no test runs. Each says why on its page.
 NOT_RUN = {
     "guides/dockerfile.md": 1,
-    "guides/installation.md": 3,
-    "guides/operations.md": 1,
+    "guides/installation.md": 4,
+    "guides/operations.md": 3,
     "guides/python-client.md": 1,
     "guides/shells-and-files.md": 2,
     "guides/templates.md": 1,
     "guides/upgrades.md": 1,
     "tutorial.md": 2,
 }
+
+# What pages link to outside: a new one is worth a second look.
+SITES = {"e2b.dev"}
 
 SOURCES = [
     file
@@ -66,6 +71,36 @@ def variables() -> set[str]:
     return {f"AENV_{name.upper()}" for name in Settings.model_fields} | {
         name for each in others for name in each
     }
+
+
+def test_all_that_doctor_finds_is_explained(tmp_path: Path) -> None:
+    page = (DOCS / "guides/troubleshooting.md").read_text()
+    table = page.partition("## What doctor finds")[2].partition("\n## ")[0]
+    explained = [
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1:2][0] if "|" in row else "")
+    ]
+    found = [one.name for one in doctor.run(Settings(home=tmp_path))]
+    assert set(explained) >= set(found)
+    assert len(explained) == len(set(explained))
+
+
+def test_other_sites_are_named_by_https_and_few() -> None:
+    """Whether they answer, `scripts/docs --links` asks."""
+    found = {
+        (page.relative_to(ROOT), target)
+        for page in pages()
+        for target in re.findall(r"\]\(([a-z]+:[^)\s]*)\)|<([a-z]+://[^>\s]+)>", prose(page))
+        for target in target
+        if target
+    }
+    assert found
+    for page, target in found:
+        address = urlsplit(target)
+        assert address.scheme == "https", f"{page}: {target}"
+        assert re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}", address.netloc), f"{page}: {target}"
+    assert {urlsplit(target).netloc for _, target in found} <= SITES
 
 
 @PAGES

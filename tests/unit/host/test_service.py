@@ -66,7 +66,8 @@ def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     programs.mkdir()
     (programs / "systemctl").write_text(
         f'#!/bin/sh\n[ "$1" = show ] && exec cat {tmp_path}/told\n'
-        f'echo "$@" >>{tmp_path}/asked\n[ ! -e {tmp_path}/fails ] || {{ cat {tmp_path}/fails >&2; exit 1; }}\n'
+        f'echo "$@" >>{tmp_path}/asked\n'
+        f"[ ! -e {tmp_path}/fails ] || {{ cat {tmp_path}/fails >&2; exit 1; }}\n"
     )
     (programs / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from agentenv.cli.assignments import pairs
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.options import Attaching, attaching_options, pairs
+from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import TEMPLATE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from agentenv.cli.assignments import variables
 from agentenv.cli.attached.terminal import DETACH_KEYS, parse_keys
 from agentenv.cli.meant import node_address
 from agentenv.cli.options import node_options
 from agentenv.cli.server import Node
-from agentenv.errors import InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,36 +87,3 @@ def _detach_option(function: F) -> F:
         metavar="KEYS",
         help="Keys that leave a shell, which goes on; none if empty (AENV_DETACH_KEYS).",
     )(function)
-
-
-def variables(given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE, or NAME alone for what it is here; one that is not set here is left out.
-
-    Raises:
-        InvalidRequest: there is no name.
-    """
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not name:
-            raise InvalidRequest(f"{each!r} is no variable", remedy="NAME=VALUE, or NAME alone")
-        if equals:
-            found[name] = value
-        elif name in os.environ:
-            found[name] = os.environ[name]
-    return found
-
-
-def pairs(given: Sequence[str], what: str) -> dict[str, str]:
-    """KEY=VALUE.
-
-    Raises:
-        InvalidRequest: one is not that.
-    """
-    found: dict[str, str] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
-        if not key or not equals:
-            raise InvalidRequest(f"{what} {each!r} is not KEY=VALUE")
-        found[key] = value
-    return found

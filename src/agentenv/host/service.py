@@ -12,6 +12,7 @@ from agentenv.config import Settings, default_home
 from agentenv.errors import HostFault, OutcomeUnknown
 
 UNIT = "agentenv.service"
+GROUP = "/system.slice/agentenv-machines.service"  # the delegated control group of its machines
 LOG = "journalctl -u agentenv"
 DEFAULTS = Path("/etc/default/agentenv")
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)

@@ -12,7 +12,7 @@ from agentenv import run_record
 from agentenv.cli import node
 from agentenv.config import Settings
 from agentenv.errors import Conflict, HostFault
-from agentenv.host import service, serving
+from agentenv.host import doctor, service, serving
 from agentenv.host.service import Service, read
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +55,8 @@ def test_the_unit_is_the_one_that_is_asked_for() -> None:
     unit = (ROOT / "packaging" / service.UNIT).read_text()
     assert f"EnvironmentFile=-{service.DEFAULTS}\n" in unit
     assert "Environment=AENV_HOME=/var/lib/aenv\n" in unit
+    assert f"Environment=AENV_CGROUP={service.GROUP}\n" in unit
+    assert (ROOT / "packaging" / Path(service.GROUP).name).exists()
     assert f"/etc/systemd/system/{service.UNIT}" in (ROOT / "scripts/service.sh").read_text()
 
 
@@ -139,6 +141,14 @@ def test_doctor_looks_at_the_service(
     found = serving.service_of(settings)
     assert (found.status, found.required) == (status, False)
     assert word in found.detail
+
+
+def test_doctor_looks_at_the_control_group_of_the_service(systemd: Path, settings: Settings) -> None:
+    (systemd / "told").write_text(TOLD)
+    assert doctor.machines_group(settings) == service.GROUP
+    assert doctor.machines_group(settings.model_copy(update={"cgroup": "/own"})) == "/own"
+    (systemd / "told").write_text("LoadState=not-found\n")
+    assert doctor.machines_group(settings) is None
 
 
 def test_doctor_sees_a_node_beside_the_service(systemd: Path, settings: Settings) -> None:

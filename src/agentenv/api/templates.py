@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -10,22 +10,20 @@ from fastapi.responses import JSONResponse
 from agentenv.api import answers
 from agentenv.api.build_models import (
     AssignBody,
-    ConfigAnswer,
-    ListedBuild,
     NamesAnswer,
     PublicBody,
     RemoveBody,
     TagAnswer,
     TagsAnswer,
 )
-from agentenv.api.models import ENVD_VERSION, TemplateAlias, TemplateAnswer, rfc3339
+from agentenv.api.models import TemplateAlias, TemplateAnswer, rfc3339
 from agentenv.api.projects import Projects
+from agentenv.api.template_answers import build, fields
 from agentenv.building.builder import Builder
 from agentenv.config import Settings
 from agentenv.errors import NotFound
 from agentenv.template import names
-from agentenv.template.records import Build, Named, Tag, Template
-from agentenv.template.states import ENDS, SHOWN
+from agentenv.template.records import Named, Tag, Template
 
 
 class Catalogue(Protocol):
@@ -115,7 +113,7 @@ def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings, projec
     @router.get("/v2/templates", response_model=list[TemplateAnswer])
     async def listed() -> Response:
         """List templates: the project's own, and those that are published."""
-        return JSONResponse([_fields(each, settings) for each in catalogue.all() if projects.sees(each)])
+        return JSONResponse([fields(each, settings) for each in catalogue.all() if projects.sees(each)])
 
     @router.get("/templates/aliases/{alias:path}", response_model=TemplateAlias)
     async def by_alias(alias: str) -> Response:
@@ -130,8 +128,8 @@ def _looking(router: APIRouter, catalogue: Catalogue, settings: Settings, projec
     async def get(template_id: str) -> Response:
         """Look at one template, with its builds."""
         found = catalogue.named(projects.readable(template_id))
-        builds = [_build(found, build, settings) for build in found.builds]
-        return JSONResponse({**_fields(found, settings), "builds": builds})
+        builds = [build(found, each, settings) for each in found.builds]
+        return JSONResponse({**fields(found, settings), "builds": builds})
 
 
 def _changing(
@@ -161,58 +159,3 @@ def _changing(
             if builder is not None:
                 await builder.deleted(gone)
         return Response(status_code=204)
-
-
-def _fields(named: Named, settings: Settings) -> dict[str, Any]:
-    shown = named.shown
-    made = None if shown is None else shown.made
-    return TemplateAnswer.model_validate(
-        {
-            "templateID": named.id,
-            "buildID": shown.id if shown else "",
-            "cpuCount": made.vcpus if made else (shown and shown.vcpus) or settings.vcpus,
-            "memoryMB": made.memory_mib if made else (shown and shown.memory_mib) or settings.memory_mib,
-            "diskSizeMB": made.disk_mib if made else settings.disk_mib,
-            "public": named.public,
-            "aliases": [named.name],
-            "names": [named.name],
-            "createdAt": rfc3339(named.created_at),
-            "updatedAt": rfc3339(shown.updated_at if shown else named.created_at),
-            "buildCount": len(named.builds),
-            "buildStatus": SHOWN[shown.state] if shown else "error",
-        }
-    ).model_dump()
-
-
-def _config(made: Template) -> ConfigAnswer:
-    return ConfigAnswer(
-        user=made.default_user,
-        workdir=made.default_workdir,
-        env=made.env,
-        entrypoint=list(made.entrypoint),
-        cmd=list(made.cmd),
-        exposedPorts=list(made.exposed_ports),
-        labels=made.labels,
-        init=made.init,
-        startCmd=made.start.command or None,
-        readyCmd=made.start.ready or None,
-    )
-
-
-def _build(named: Named, build: Build, settings: Settings) -> dict[str, Any]:
-    made = build.made
-    return ListedBuild.model_validate(
-        {
-            "buildID": build.id,
-            "status": SHOWN[build.state],
-            "createdAt": rfc3339(build.created_at),
-            "updatedAt": rfc3339(build.updated_at),
-            "finishedAt": rfc3339(build.updated_at) if build.state in ENDS else None,
-            "cpuCount": made.vcpus if made else build.vcpus or settings.vcpus,
-            "memoryMB": made.memory_mib if made else build.memory_mib or settings.memory_mib,
-            "diskSizeMB": made.disk_mib if made else None,
-            "envdVersion": ENVD_VERSION if made else None,
-            "config": made and _config(made),
-            "tags": [tag for tag, build_id in sorted(named.tags.items()) if build_id == build.id],
-        }
-    ).model_dump(exclude_none=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -108,9 +108,23 @@ def fault_of(status: int, said: str) -> AenvError:
 
 
 def download(
-    url: str, out: IO[bytes], *, headers: Mapping[str, str] | None = None, limit_s: float = REQUEST_LIMIT_S
+    url: str,
+    out: IO[bytes],
+    *,
+    headers: Mapping[str, str] | None = None,
+    limit_s: float = REQUEST_LIMIT_S,
+    begun: Callable[[int], None] = lambda size: None,
+    came: Callable[[int], None] = lambda size: None,
 ) -> Answer:
     """GET a body into a file as it comes; an answer other than 200 is returned with its body, as of `send`.
+
+    Args:
+        url: with http or https.
+        out: where it goes.
+        headers: of the request.
+        limit_s: seconds that each step may take.
+        begun: told how many bytes are to come, -1 where nobody knows.
+        came: told of each part how many bytes it has.
 
     Raises:
         Unreachable: nothing answers there, or it broke off.
@@ -119,8 +133,10 @@ def download(
         content = b""
         if response.status == 200:
             left = int(response.headers.get("Content-Length", -1))
+            begun(left)
             while data := response.read(BLOCK):
                 out.write(data)
+                came(len(data))
                 left -= len(data)
             if left > 0:
                 from http.client import IncompleteRead

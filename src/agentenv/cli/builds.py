@@ -6,10 +6,11 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 from urllib.parse import quote
 
 from agentenv.cli.api import send
+from agentenv.cli.meter import Metered, TransferMeter
 from agentenv.dockerfile.bundle import Bundle
 from agentenv.errors import AenvError, Conflict, HostFault, NotFound, NotImplementedYet
 
@@ -71,7 +72,10 @@ class BuildNode:
             given = (link.get("headers") or {}).items()
             headers = {key: value for key, value in given if key.lower() != "content-length"}
             headers["Content-Length"] = str(size)
-            answer = send("PUT", link["url"], headers=headers, body=packed, limit_s=UPLOAD_LIMIT_S)
+            with TransferMeter() as meter:
+                meter.total(1, size)
+                content = cast("IO[bytes]", Metered(packed, meter))
+                answer = send("PUT", link["url"], headers=headers, body=content, limit_s=UPLOAD_LIMIT_S)
         if answer.status >= 300:
             raise answer.fault("uploading files")
         return size

@@ -133,8 +133,8 @@ def copy(
     origin = origins.pop()
     if origin is None and destination.sandbox is None:
         raise InvalidRequest("neither is in a sandbox", remedy="SANDBOX:PATH names a place in one")
-    from agentenv.cli.attached.meter import TransferMeter
     from agentenv.cli.attached.transfers import End, Transfer
+    from agentenv.cli.meter import TransferMeter
 
     node = Node(*node_address(url, api_key, home))
     left_out: list[str] = []

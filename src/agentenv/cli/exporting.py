@@ -9,6 +9,7 @@ from typing import IO
 from urllib.parse import quote
 
 from agentenv.cli.api import download
+from agentenv.cli.meter import TransferMeter
 from agentenv.errors import InvalidRequest, StoreFault
 
 LIMIT_S = 3600.0  # nothing comes until a machine has read all of it
@@ -47,7 +48,15 @@ def export(url: str, api_key: str, name: str, file: Path) -> int:
 
 def _fetch(url: str, api_key: str, name: str, out: IO[bytes]) -> int:
     address = f"{url.rstrip('/')}/templates/{quote(name, safe='')}/export"
-    answer = download(address, out, headers={"X-API-KEY": api_key}, limit_s=LIMIT_S)
+    with TransferMeter() as meter:
+        answer = download(
+            address,
+            out,
+            headers={"X-API-KEY": api_key},
+            limit_s=LIMIT_S,
+            begun=lambda size: meter.total(1, size),
+            came=meter.add,
+        )
     if answer.status != 200:
         raise answer.fault(f"export of {name}")
     return int(answer.headers["content-length"])

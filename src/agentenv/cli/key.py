@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
 
-from agentenv.cli.meant import node_address
-from agentenv.cli.options import node_options, output_option
+from agentenv.cli.options import node_option
+from agentenv.cli.output import Column, Row, form_of, form_option, pairs, show
 from agentenv.cli.server import Node
+from agentenv.cli.several import for_each
 
-SHOWN = ("id", "name", "project", "scopes", "key", "quota", "rate")
+COLUMNS: tuple[Column, ...] = (
+    ("id", lambda row: row["id"]),
+    ("name", lambda row: row["name"]),
+    ("project", lambda row: row["project"]),
+    ("scopes", lambda row: ",".join(row["scopes"])),
+    ("key", lambda row: f"{row['mask']['prefix']}{row['mask']['maskedValuePrefix']}…"),
+    ("quota", lambda row: pairs(_given(row.get("quota") or {}))),
+    ("rate", lambda row: f"{row['rateLimit']['perSecond']:g}/s" if row.get("rateLimit") else None),
+)
+secret_option = click.option(
+    "--output",
+    "-o",
+    "form",
+    type=click.Choice(["key", "json"]),
+    default="key",
+    show_default=True,
+    help="The key alone, or all that is known of it.",
+)
 
 
 @click.group("key")
@@ -31,18 +48,16 @@ def command() -> None:
 @click.option("--disk", type=click.IntRange(min=0), metavar="MIB", help="Quota: what all may write.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Requests per second.")
 @click.option("--burst", type=click.IntRange(min=1), metavar="N", help="Requests at once after a rest.")
-@output_option
-@node_options
+@secret_option
+@node_option
 def create(
+    node: Node,
     name: str,
     project: str,
     admin: bool,
     rate: float | None,
     burst: int | None,
-    output: str,
-    url: str | None,
-    api_key: str | None,
-    home: Path | None,
+    form: str,
     **quota: int | None,
 ) -> None:
     """Make the API key NAME and print it: nobody can ask for it again.
@@ -65,62 +80,57 @@ def create(
     }
     if rate is not None:
         body["rateLimit"] = {"perSecond": rate, "burst": burst}
-    _print_secret(_node(url, api_key, home).call("POST", "/api-keys", body), output)
+    _print_secret(node.call("POST", "/api-keys", body), form)
 
 
 @command.command("list")
-@output_option
-@node_options
-def list_(output: str, url: str | None, api_key: str | None, home: Path | None) -> None:
-    """List the keys that hold. What is shown of a key is its beginning."""
-    found = _node(url, api_key, home).call("GET", "/api-keys")
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
-    rows = [SHOWN, *(_row(key) for key in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(SHOWN))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+@form_option
+@node_option
+def list_(node: Node, form: str | None) -> None:
+    """List the keys that hold. What is shown of a key is its beginning.
+
+    \b
+    Examples:
+      aenv key list
+    """
+    show(node.call("GET", "/api-keys"), COLUMNS, form_of(form), key="id")
 
 
 @command.command("rotate")
 @click.argument("key")
-@output_option
-@node_options
-def rotate(key: str, output: str, url: str | None, api_key: str | None, home: Path | None) -> None:
-    """Give KEY (its id or name) another secret and print that; the one before holds no longer."""
-    node = _node(url, api_key, home)
-    _print_secret(node.call("POST", f"/api-keys/{quote(key, safe='')}/rotate"), output)
+@secret_option
+@node_option
+def rotate(node: Node, key: str, form: str) -> None:
+    """Give KEY (its id or name) another secret and print that; the one before holds no longer.
+
+    \b
+    Examples:
+      aenv key rotate alice
+    """
+    _print_secret(node.call("POST", f"/api-keys/{quote(key, safe='')}/rotate"), form)
 
 
 @command.command("revoke")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@node_options
-def revoke(keys: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
-    """Let each KEY (its id or name) hold no longer. What was made with it stays the project's."""
-    node = _node(url, api_key, home)
-    for key in keys:
+@node_option
+def revoke(node: Node, keys: tuple[str, ...]) -> None:
+    """Let each KEY (its id or name) hold no longer. What was made with it stays the project's.
+
+    \b
+    Examples:
+      aenv key revoke alice
+    """
+
+    def end(key: str) -> str:
         node.call("DELETE", f"/api-keys/{quote(key, safe='')}")
-        click.echo(key)
+        return key
+
+    for_each(keys, end)
 
 
-def _node(url: str | None, api_key: str | None, home: Path | None) -> Node:
-    return Node(*node_address(url, api_key, home))
+def _print_secret(made: Row, form: str) -> None:
+    click.echo(json.dumps(made, indent=2) if form == "json" else made["key"])
 
 
-def _print_secret(made: dict[str, Any], output: str) -> None:
-    click.echo(json.dumps(made) if output == "json" else made["key"])
-
-
-def _row(key: dict[str, Any]) -> tuple[str, ...]:
-    quota = {name: value for name, value in (key.get("quota") or {}).items() if value is not None}
-    rate = key.get("rateLimit")
-    return (
-        key["id"],
-        key["name"],
-        key["project"],
-        ",".join(key["scopes"]),
-        f"{key['mask']['prefix']}{key['mask']['maskedValuePrefix']}…",
-        " ".join(f"{name}={value}" for name, value in quota.items()) or "-",
-        f"{rate['perSecond']:g}/s" if rate else "-",
-    )
+def _given(quota: Row) -> Row:
+    return {name: value for name, value in quota.items() if value is not None}

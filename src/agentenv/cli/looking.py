@@ -7,12 +7,13 @@ import time
 
 import click
 
+from agentenv.amounts import readable
 from agentenv.cli.completing import SANDBOX
 from agentenv.cli.following import ENDED, has_ended, through
 from agentenv.cli.following import events as followed
 from agentenv.cli.naming import sandbox_of
 from agentenv.cli.options import node_option
-from agentenv.cli.output import Column, Form, Row, form_of, form_option, pairs, show, size
+from agentenv.cli.output import Column, Form, Row, form_of, form_option, pairs, show
 from agentenv.cli.server import Node
 from agentenv.client import calls
 
@@ -20,8 +21,8 @@ WATCH_EVERY_S = 5.0  # how often the node takes samples
 METRICS: tuple[Column, ...] = (
     ("time", lambda row: row["timestamp"]),
     ("cpu", lambda row: f"{row['cpuUsedPct']:.0f}% of {row['cpuCount']}"),
-    ("memory", lambda row: f"{size(row['memUsed'])} of {size(row['memTotal'])}"),
-    ("disk", lambda row: f"{size(row['diskUsed'])} of {size(row['diskTotal'])}"),
+    ("memory", lambda row: f"{readable(row['memUsed'])} of {readable(row['memTotal'])}"),
+    ("disk", lambda row: f"{readable(row['diskUsed'])} of {readable(row['diskTotal'])}"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -15,7 +14,8 @@ import click
 
 from agentenv.cli.env import api_key
 from agentenv.cli.local import LocalNode
-from agentenv.cli.options import address_options, home_option, output_option
+from agentenv.cli.options import address_options, home_option
+from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.root import require_root
 from agentenv.errors import Conflict, HostFault, OutcomeUnknown
 
@@ -40,7 +40,13 @@ def command() -> None:
 @home_option
 @address_options
 def start(home: Path | None, host: str | None, port: int | None) -> None:
-    """Start a node in the background; says so when one already runs."""
+    """Start a node in the background; says so when one already runs.
+
+    \b
+    Examples:
+      aenv node start
+      AENV_MAX_SANDBOXES=50 aenv node start --port 8080
+    """
     from agentenv import config, run_record
     from agentenv.host import service
 
@@ -61,7 +67,13 @@ def start(home: Path | None, host: str | None, port: int | None) -> None:
 @home_option
 @click.option("--keep", is_flag=True, help="Leave the sandboxes running; the next start adopts them.")
 def stop(home: Path | None, keep: bool) -> None:
-    """Stop the node and, unless --keep is given, pause its sandboxes first."""
+    """Stop the node and, unless --keep is given, pause its sandboxes first.
+
+    \b
+    Examples:
+      aenv node stop
+      aenv node stop --keep
+    """
     from agentenv import config, run_record
     from agentenv.host import service
 
@@ -85,7 +97,12 @@ def stop(home: Path | None, keep: bool) -> None:
 @home_option
 @address_options
 def restart(home: Path | None, host: str | None, port: int | None) -> None:
-    """Stop the node, leaving its sandboxes, and start it again; it adopts them."""
+    """Stop the node, leaving its sandboxes, and start it again; it adopts them.
+
+    \b
+    Examples:
+      aenv node restart
+    """
     from agentenv import config, run_record
     from agentenv.host import service
 
@@ -104,10 +121,16 @@ def restart(home: Path | None, host: str | None, port: int | None) -> None:
 
 
 @command.command("status")
+@form_option
 @home_option
-@output_option
-def status(home: Path | None, output: str) -> None:
-    """Say whether a node runs, where, and with how many sandboxes. Exit code 3 when none runs."""
+def status(home: Path | None, form: str | None) -> None:
+    """Say whether a node runs, where, and with how many sandboxes. Exit code 3 when none runs.
+
+    \b
+    Examples:
+      aenv node status
+      aenv node status --output json | jq -r .url
+    """
     from agentenv import config, run_record
     from agentenv.host import service
 
@@ -129,10 +152,7 @@ def status(home: Path | None, output: str) -> None:
         }
         if os.access(settings.api_key_file, os.R_OK):
             facts["sandboxes"] = LocalNode(running.url, api_key(settings)).count()
-    if output == "json":
-        click.echo(json.dumps(facts))
-    else:
-        click.echo("\n".join(f"{name:10} {value}" for name, value in facts.items() if value is not None))
+    show_one(facts, form_of(form), key="home")
     sys.exit(0 if running else 3)
 
 

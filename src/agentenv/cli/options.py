@@ -118,14 +118,3 @@ def init_option(function: F) -> F:
         type=click.Choice(["agent", "systemd"]),
         help="What is process 1 of its sandboxes (as the image says: systemd if that is its entry point).",
     )(function)
-
-
-def output_option(function: F) -> F:
-    """`--output table|json`."""
-    return click.option(
-        "--output",
-        type=click.Choice(["table", "json"]),
-        default="table",
-        show_default=True,
-        help="Form of the answer.",
-    )(function)

@@ -98,15 +98,6 @@ def duration(seconds: float) -> str:
     return f"{int(seconds)}s"
 
 
-def size(count: float) -> str:
-    """Bytes in the largest unit that they fill."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def pairs(mapping: dict[str, Any] | None) -> str:
     """A mapping on one line."""
     return " ".join(f"{name}={value}" for name, value in sorted((mapping or {}).items()))

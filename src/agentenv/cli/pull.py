@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from agentenv.cli.options import credential_options, credentials, home_option, output_option
+from agentenv.cli.options import credential_options, credentials, home_option
+from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @credential_options
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
-@output_option
+@form_option
 @home_option
 def command(
     image: str,
@@ -33,7 +33,7 @@ def command(
     username: str | None,
     password_stdin: bool,
     quiet: bool,
-    output: str,
+    form: str | None,
     home: Path | None,
 ) -> None:
     """Fetch IMAGE and convert it to a root filesystem, so that templates of it are made at once.
@@ -62,7 +62,7 @@ def command(
         "size_bytes": found.size_bytes,
         "rootfs": str(found.rootfs),
     }
-    click.echo(json.dumps(facts) if output == "json" else f"{image} {found.digest}")
+    show_one(facts, form_of(form), key="digest")
 
 
 async def _pull(

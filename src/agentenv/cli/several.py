@@ -13,12 +13,13 @@ from agentenv.errors import AenvError
 AT_ONCE = 8  # what is asked of a node side by side
 
 
-def for_each(names: Sequence[str], do: Callable[[str], str]) -> None:
+def for_each(names: Sequence[str], do: Callable[[str], str], *, at_once: int = AT_ONCE) -> None:
     """Do it to each, some at a time, and print what each gives, in their order.
 
     Args:
         names: what the command line names.
         do: takes a name; returns what is printed of it.
+        at_once: so many side by side.
 
     Raises:
         AenvError: there is one, and it failed.
@@ -28,7 +29,7 @@ def for_each(names: Sequence[str], do: Callable[[str], str]) -> None:
         click.echo(do(names[0]))
         return
     failures: list[AenvError] = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         doing = [pool.submit(do, name) for name in names]
         try:
             for each in doing:

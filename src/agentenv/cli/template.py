@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +19,18 @@ from agentenv.cli.options import (
     init_option,
     node_option,
     node_options,
-    output_option,
 )
-from agentenv.cli.output import Column, form_of, form_option, show, show_one
+from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 from agentenv.cli.server import Node
+from agentenv.cli.several import for_each
 from agentenv.errors import AenvError, NotFound
 
 if TYPE_CHECKING:
     from agentenv.config import Settings
     from agentenv.records.database import Database
     from agentenv.snapshot.records import Init
-    from agentenv.template.store import Template
 
 WATCH_EVERY_S = 0.5
 COLUMNS: tuple[Column, ...] = (
@@ -126,46 +123,57 @@ def create(
 
 
 @command.command("list")
-@node_options
-@output_option
+@form_option
 @click.option("--names", is_flag=True, help="Only the names, a line each.")
-def list_templates(url: str | None, api_key: str | None, home: Path | None, output: str, names: bool) -> None:
-    """List the templates of a node, running or not, or of a server elsewhere."""
-    if (node := remote(url, api_key, home)) is not None:
-        found = node.call("GET", "/templates")
-        if names:
-            for each in found:
-                click.echo(each["names"][0])
-        else:
-            show(found, COLUMNS, "json" if output == "json" else "table", key="templateID")
+@node_options
+def list_templates(
+    form: str | None, names: bool, url: str | None, api_key: str | None, home: Path | None
+) -> None:
+    """List the templates of a node, running or not, or of a server elsewhere.
+
+    \b
+    Examples:
+      aenv template list
+      aenv template list --output json | jq -r '.[].buildStatus'
+    """
+    node = remote(url, api_key, home)
+    found: list[Row] = _kept(home) if node is None else node.call("GET", "/templates")
+    if names:
+        for each in found:
+            click.echo(each["names"][0])
         return
+    chosen = form_of(form)
+    show(found, COLUMNS, chosen, key="templateID")
+    if not found and chosen == "table":
+        click.echo("make one: aenv template create base --from debootstrap:SUITE", err=True)
+
+
+def _kept(home: Path | None) -> list[Row]:
+    """What a data directory here has, as its node would answer."""
     from agentenv import config
 
     settings = config.load(home=home)
-    templates: list[Template] = []
-    if settings.database.exists():  # a directory nobody has used yet stays as it is
-        from agentenv.template.store import Templates
+    if not settings.database.exists():  # a directory nobody has used yet stays as it is
+        return []
+    from agentenv.api.template_answers import fields
+    from agentenv.template.store import Templates
 
-        with _database(settings) as database:
-            templates = Templates(database, settings).list()
-    if names:
-        for template in templates:
-            click.echo(template.name)
-    elif output == "json":
-        click.echo(json.dumps([_facts(template) for template in templates]))
-    else:
-        _table(templates)
+    with _database(settings) as database:
+        return [fields(each, settings) for each in Templates(database, settings).all()]
 
 
 @command.command("delete")
 @click.argument("names", nargs=-1, required=True, type=TEMPLATE, metavar="NAME...")
 @node_options
 def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: Path | None) -> None:
-    """Delete templates, by name or id. One that sandboxes use is refused."""
+    """Delete templates, by name or id. One that sandboxes use is refused.
+
+    \b
+    Examples:
+      aenv template delete app
+    """
     if (node := remote(url, api_key, home)) is not None:
-        for name in [template_of(node, each) for each in names]:
-            node.call("DELETE", f"/templates/{name}")
-            click.echo(f"deleted {name}")
+        for_each(names, lambda name: _delete(node, name))
         return
     from agentenv import config
 
@@ -175,9 +183,13 @@ def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: P
 
     with _database(settings) as database:
         templates = Templates(database, settings)
-        for name in names:
-            gone = templates.delete(name)
-            click.echo(f"deleted {gone.name} {gone.id}")
+        for_each(names, lambda name: templates.delete(name).id, at_once=1)
+
+
+def _delete(node: Node, name: str) -> str:
+    found = template_of(node, name)
+    node.call("DELETE", f"/templates/{found}")
+    return found
 
 
 @command.command("export")
@@ -213,7 +225,12 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
 @form_option
 @node_option
 def show_(node: Node, name: str, form: str | None) -> None:
-    """Show the template NAME with its builds."""
+    """Show the template NAME with its builds.
+
+    \b
+    Examples:
+      aenv template show app
+    """
     found = node.call("GET", f"/templates/{template_of(node, name)}")
     show_one(found, form_of(form), key="templateID")
 
@@ -242,7 +259,13 @@ def tag(node: Node, target: str, tags: tuple[str, ...], remove: bool) -> None:
 @click.option("--undo", is_flag=True, help="Let its own project use it alone again.")
 @node_option
 def publish(node: Node, name: str, undo: bool) -> None:
-    """Let all projects of the node use the template NAME."""
+    """Let all projects of the node use the template NAME.
+
+    \b
+    Examples:
+      aenv template publish app
+      aenv template publish app --undo
+    """
     found = node.call("PATCH", f"/v2/templates/{template_of(node, name)}", {"public": not undo})
     click.echo(" ".join(found["names"]))
 
@@ -251,7 +274,12 @@ def publish(node: Node, name: str, undo: bool) -> None:
 @click.argument("name", type=TEMPLATE)
 @node_option
 def watch(node: Node, name: str) -> None:
-    """Follow the newest build of the template NAME until it ends; ends with 1 if it fails."""
+    """Follow the newest build of the template NAME until it ends; ends with 1 if it fails.
+
+    \b
+    Examples:
+      aenv build . --name app --detach && aenv template watch app
+    """
     import time
 
     found = node.call("GET", f"/templates/{template_of(node, name)}")
@@ -282,28 +310,3 @@ def _database(settings: Settings) -> Iterator[Database]:
         yield database
     finally:
         database.close()
-
-
-def _facts(template: Template) -> dict[str, object]:
-    return {
-        "id": template.id,
-        "name": template.name,
-        "vcpus": template.vcpus,
-        "memory_mib": template.memory_mib,
-        "disk_mib": template.disk_mib,
-        "size_bytes": template.size_bytes,
-        "source": template.source,
-        "updated_at": datetime.fromtimestamp(template.updated_at, UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _table(templates: list[Template]) -> None:
-    if not templates:
-        click.echo("no templates; make one: aenv template create base --from debootstrap:SUITE", err=True)
-        return
-    click.echo(f"{'NAME':20} {'ID':20} {'VCPUS':>5} {'MEMORY':>9} {'DISK':>9} {'SIZE':>9}  SOURCE")
-    for template in templates:
-        click.echo(
-            f"{template.name:20} {template.id:20} {template.vcpus:5} {template.memory_mib:5} MiB"
-            f" {template.disk_mib:5} MiB {template.size_bytes >> 20:5} MiB  {template.source}"
-        )

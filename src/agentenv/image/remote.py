@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from agentenv import amounts
 from agentenv.errors import StoreFull
 from agentenv.image import oci
 from agentenv.image.blobs import BlobStore
@@ -124,14 +125,15 @@ class _Arrived:
     def __init__(self, total: int, progress: Progress) -> None:
         self._total, self._progress = total, progress
         self._done = 0
-        self._next = 0.0
+        self._begun = asyncio.get_running_loop().time()
+        self._next = self._begun + _TELL_EVERY_S
 
     def __call__(self, size: int) -> None:
         self._done += size
         now = asyncio.get_running_loop().time()
         if now >= self._next:
             self._next = now + _TELL_EVERY_S
-            self._progress(f"fetched {self._done >> 20} of {self._total >> 20} MiB")
+            self._progress(f"fetching: {amounts.progress(self._done, self._total, now - self._begun)}")
 
 
 async def open_remote(puller: Puller, blobs: BlobStore) -> Arriving:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agentenv.amounts import progress
 from agentenv.cli.attached.creation import request
 from agentenv.cli.attached.forwarding import Pair, parse_pair
-from agentenv.cli.attached.meter import line
 from agentenv.cli.attached.options import pairs, variables
 from agentenv.cli.attached.shells import Shells
 from agentenv.cli.copying import Place, parse_place
@@ -136,9 +136,9 @@ def test_variables_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_far_a_transfer_is() -> None:
-    assert line(50 << 20, 100 << 20, 5) == " 50 %  50.0 MiB of 100.0 MiB  10.0 MiB/s  0:05 left"
-    assert line(2048, -1, 1) == "2.0 KiB  2.0 KiB/s"
-    assert line(0, 0, 1) == "0 B  0 B/s"
+    assert progress(50 << 20, 100 << 20, 5) == " 50 %  50.0 MiB of 100.0 MiB  10.0 MiB/s  0:05 left"
+    assert progress(2048, -1, 1) == "2.0 KiB  2.0 KiB/s"
+    assert progress(0, 0, 1) == "0 B  0 B/s"
 
 
 def test_shells_that_were_left(tmp_path: Path) -> None:

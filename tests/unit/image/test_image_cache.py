@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -166,7 +167,8 @@ async def test_processes_share_one_conversion_and_the_command_says_what_it_is(
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert server.count("/blobs/") == 3
     image = await home.get(f"{server.host}/team/app")
-    assert answers == {f"docker:{server.host}/team/app {image.digest}\n"}
+    (answer,) = map(json.loads, answers)
+    assert (answer["image"], answer["digest"]) == (f"docker:{server.host}/team/app", image.digest)
     await home.at_rest()
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import IO
+
+from agentenv.amounts import progress
 
 AFTER_S = 1.0  # what is over by then shows nothing
 EVERY_S = 0.2
@@ -41,27 +44,18 @@ class TransferMeter:
         now = time.monotonic()
         if self._shows and now - self._begun > AFTER_S and now - self._shown > EVERY_S:
             self._shown, self._visible = now, True
-            sys.stderr.write(f"\r{line(self._done, self._size, now - self._begun)}\x1b[K")
+            sys.stderr.write(f"\r{progress(self._done, self._size, now - self._begun)}\x1b[K")
             sys.stderr.flush()
 
 
-def line(done: int, size: int, seconds: float) -> str:
-    """What is shown for so many bytes of so many (-1: nobody knows) after so long."""
-    rate = done / seconds if seconds else 0.0
-    text = f"{readable(done)}"
-    if size > 0:
-        text = f"{min(100, done * 100 // size):3d} %  {text} of {readable(size)}"
-    text += f"  {readable(rate)}/s"
-    if size > done and rate:
-        left = int((size - done) / rate)
-        text += f"  {left // 60}:{left % 60:02d} left"
-    return text
+class Metered:
+    """A file that tells a meter what is read of it."""
 
+    def __init__(self, file: IO[bytes], meter: TransferMeter) -> None:
+        self._file, self._meter = file, meter
 
-def readable(size: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+    def read(self, size: int = -1) -> bytes:
+        """See `IO.read`."""
+        data = self._file.read(size)
+        self._meter.add(len(data))
+        return data

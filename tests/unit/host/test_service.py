@@ -117,13 +117,20 @@ def test_a_service_is_not_started_at_another_address(systemd: Path, settings: Se
 
 
 def test_a_service_that_is_started_says_where_it_serves(
-    systemd: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+    systemd: Path,
+    settings: Settings,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("AENV_PORT", raising=False)
     with pytest.raises(HostFault, match="does not serve"):
         node.by_systemd(settings, "start", None, None)
     run_record.write(settings, "http://127.0.0.1:8000")
+    monkeypatch.setenv("AENV_MAX_SANDBOXES", "5")
     node.by_systemd(settings, "start", None, None)
-    assert capsys.readouterr().out.startswith("serving: http://127.0.0.1:8000 (process ")
+    said = capsys.readouterr()
+    assert said.out.startswith("serving: http://127.0.0.1:8000 (process ")
+    assert "AENV_MAX_SANDBOXES" in said.err and "AENV_HOME" not in said.err  # it would be lost
     assert (systemd / "asked").read_text() == "start agentenv.service\n" * 2
 
 

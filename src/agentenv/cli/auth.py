@@ -53,7 +53,12 @@ def login(url: str, name: str, no_check: bool) -> None:
 @command.command("list")
 @form_option
 def list_(form: str | None) -> None:
-    """List the servers; of a key its beginning is shown."""
+    """List the servers; of a key its beginning is shown.
+
+    \b
+    Examples:
+      aenv auth list
+    """
     known = profiles.load()
     rows = [
         {"name": name, "url": each.url, "key": f"{each.api_key[:_SHOWN]}…", "used": name == known.used}
@@ -71,7 +76,13 @@ def list_(form: str | None) -> None:
 @form_option
 @node_option
 def show_(node: Node, form: str | None) -> None:
-    """Show which server is meant, by what is said here, set, and in use; of its key the beginning."""
+    """Show which server is meant, by what is said here, set, and in use; of its key the beginning.
+
+    \b
+    Examples:
+      aenv auth show
+      aenv auth show --profile team
+    """
     found = {"url": node.url, "key": f"{node.headers['X-API-KEY'][:_SHOWN]}…"}
     show_one(found, form_of(form), key="url")
 
@@ -79,12 +90,22 @@ def show_(node: Node, form: str | None) -> None:
 @command.command("use")
 @click.argument("name", type=PROFILE)
 def use(name: str) -> None:
-    """Use the server NAME from now on."""
+    """Use the server NAME from now on.
+
+    \b
+    Examples:
+      aenv auth use team
+    """
     profiles.save(profiles.load().using(name))
 
 
 @command.command("logout")
 @click.argument("name", type=PROFILE)
 def logout(name: str) -> None:
-    """Forget the server NAME and its key."""
+    """Forget the server NAME and its key.
+
+    \b
+    Examples:
+      aenv auth logout team
+    """
     profiles.save(profiles.load().without(name))

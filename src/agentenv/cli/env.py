@@ -22,7 +22,7 @@ def command(home: Path | None) -> None:
     """Print `export` lines for the local node.
 
     \b
-    Example:
+    Examples:
       eval "$(aenv env)"
     """
     from agentenv import config

@@ -18,6 +18,11 @@ def command(home: Path | None, host: str | None, port: int | None, ready_fd: int
     """Run a node in the foreground, with its log on stderr.
 
     SIGINT or SIGTERM end the node and leave its sandboxes running: the next start adopts them.
+
+    \b
+    Examples:
+      aenv serve
+      AENV_LOG_FORMAT=json aenv serve --host 0.0.0.0 --port 8080
     """
     from agentenv import config
 

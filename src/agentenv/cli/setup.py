@@ -27,6 +27,11 @@ def command(home: Path | None, kernel: Path | None, local_ca: bool) -> None:
     """Prepare the data directory: guest kernel, initramfs, tools drive, KVM probe.
 
     Repeatable: what is already there and still right is left alone.
+
+    \b
+    Examples:
+      aenv setup
+      aenv setup --local-ca
     """
     from agentenv import config
 

@@ -24,7 +24,13 @@ def command() -> None:
 @form_option
 @home_option
 def show_(only_set: bool, form: str | None, home: Path | None) -> None:
-    """Show every setting, its value, and where that comes from: a variable, aenv.toml, or the default."""
+    """Show every setting, its value, and where that comes from: a variable, aenv.toml, or the default.
+
+    \b
+    Examples:
+      aenv config show
+      aenv config show --set
+    """
     import tomllib
 
     from agentenv import config

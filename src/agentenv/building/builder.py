@@ -21,6 +21,7 @@ from agentenv.building.plan import Plan, plan
 from agentenv.building.steps import StepFailed
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, NotFound, StoreFault
+from agentenv.progress import Seldom
 from agentenv.sandbox.core import RETRY_S
 from agentenv.sandbox.requests import Stopping
 from agentenv.snapshot.records import Descent, Snapshot
@@ -232,7 +233,7 @@ class Builder:
             self._end(build, Reason("an internal error; the node's log has more"))
 
     async def _build(self, build: Build, definition: Definition, feed: Feed) -> Template:
-        ground = await self._grounds.of(definition, build, lambda text: feed.tell("info", text, BASE))
+        ground = await self._grounds.of(definition, build, Seldom(lambda text: feed.tell("info", text, BASE)))
         copied = [ground.origins[number].root.identity for number in sorted(ground.origins)]
         planned = plan(definition, ground.root, copied)
         made = self._maker.known(planned)

@@ -17,7 +17,8 @@ from agentenv.errors import AenvError, InvalidRequest
 from agentenv.image import reference, source
 from agentenv.image.credentials import AwsKeys, Credentials
 from agentenv.image.registry.access import Access
-from agentenv.sandbox.parts import Held, Images, Progress
+from agentenv.progress import Progress
+from agentenv.sandbox.parts import Held, Images
 from agentenv.sandbox.prepare import Prepared
 from agentenv.snapshot.records import Resources, Snapshot
 from agentenv.snapshot.store import Snapshots

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from agentenv.cli.assignments import variables
 from agentenv.cli.meant import node_address
 from agentenv.cli.options import (
     credential_options,
@@ -95,7 +95,7 @@ def command(
     if (known := shipped(path)) is not None:
         path, name = known.context, name or known.name
         cpu, memory = cpu or known.cpu, memory or known.memory
-    plan = _plan(path, file, _arguments(arguments), target)
+    plan = _plan(path, file, variables(arguments, "--build-arg"), target)
     wanted = Wanted(name or "", cpu, memory, start, ready, no_cache, init)
     if dry_run:
         click.echo(json.dumps(Building.preview(plan, wanted), indent=2))
@@ -143,17 +143,3 @@ def _text(dockerfile: Path) -> str:
         raise StoreFault(f"{dockerfile} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidRequest(f"{dockerfile} is not text in UTF-8") from None
-
-
-def _arguments(given: Iterable[str]) -> dict[str, str]:
-    """NAME=VALUE pairs; a NAME alone takes its value from the environment, and none when it is not there."""
-    pairs: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not name:
-            raise InvalidRequest(f"--build-arg {each}: there is no name", remedy="--build-arg NAME=VALUE")
-        if equals:
-            pairs[name] = value
-        elif (inherited := os.environ.get(name)) is not None:
-            pairs[name] = inherited
-    return pairs

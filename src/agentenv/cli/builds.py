@@ -10,9 +10,10 @@ from typing import IO, Any, Literal, cast
 from urllib.parse import quote
 
 from agentenv.cli.api import send
-from agentenv.cli.meter import Metered, TransferMeter
+from agentenv.cli.meter import TransferMeter
 from agentenv.dockerfile.bundle import Bundle
 from agentenv.errors import AenvError, Conflict, HostFault, NotFound, NotImplementedYet
+from agentenv.progress import Counted
 
 UPLOAD_LIMIT_S = 3600.0
 
@@ -74,7 +75,7 @@ class BuildNode:
             headers["Content-Length"] = str(size)
             with TransferMeter() as meter:
                 meter.total(1, size)
-                content = cast("IO[bytes]", Metered(packed, meter))
+                content = cast("IO[bytes]", Counted(packed, meter.add))
                 answer = send("PUT", link["url"], headers=headers, body=content, limit_s=UPLOAD_LIMIT_S)
         if answer.status >= 300:
             raise answer.fault("uploading files")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.options import detach_option, process_options, variables
+from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import SANDBOX
-from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_options
-from agentenv.cli.server import Node
 
 if TYPE_CHECKING:
     from agentenv.cli.attached.processes import Ended
@@ -26,21 +22,13 @@ if TYPE_CHECKING:
 @click.option("--new", is_flag=True, help="A new shell, even if one was left here.")
 @click.option("--shell", "tag", metavar="TAG", help="That shell, wherever it was left.")
 @click.option("--list", "only_list", is_flag=True, help="List the shells that run, and attach to none.")
-@process_options
-@detach_option
-@node_options
+@attaching_options
 def command(
+    asked: Attaching,
     sandbox: str,
     new: bool,
     tag: str | None,
     only_list: bool,
-    user: str | None,
-    cwd: str | None,
-    env: tuple[str, ...],
-    detach_keys: str,
-    url: str | None,
-    api_key: str | None,
-    home: Path | None,
 ) -> None:
     """Open a shell in SANDBOX, or go back to the one that was left there; a paused sandbox is resumed.
 
@@ -54,16 +42,14 @@ def command(
       aenv connect --detach-keys ctrl-] isx3k2v9
     """
     from agentenv.cli.attached.shell import Wanted, attach, listed
-    from agentenv.cli.attached.terminal import parse_keys
 
-    node = Node(*node_address(url, api_key, home))
+    node = asked.node()
     door = Door(node, sandbox_of(node, sandbox))
     if only_list:
         for each, pid in listed(door).items():
             click.echo(f"{each}  {pid}")
         return
-    keys = parse_keys(detach_keys)
-    outcome = attach(door, Wanted(user, cwd, variables(env), keys, new, tag))
+    outcome = attach(door, Wanted(asked.user, asked.cwd, asked.env, asked.keys, new, tag))
     tell_after(door, outcome)
     sys.exit(status_of(outcome))
 

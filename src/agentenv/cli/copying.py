@@ -17,7 +17,7 @@ from agentenv.cli.attached.door import Door
 from agentenv.cli.completing import SANDBOX
 from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_options
+from agentenv.cli.options import node_options, quiet_option
 from agentenv.cli.server import Node
 from agentenv.errors import Conflict, InvalidRequest, NotFound
 
@@ -28,10 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def copy_options(function: F) -> F:
     """What the three commands have in common."""
-    function = click.option("--quiet", "-q", is_flag=True, help="No progress.")(function)
     function = click.option(
         "--user", "-u", metavar="NAME", help="As whom in the sandbox (its default user)."
-    )(function)
+    )(quiet_option(function))
     return node_options(function)
 
 

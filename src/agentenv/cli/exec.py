@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from pathlib import Path
 
 import click
 
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.options import detach_option, process_options, variables
+from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import SANDBOX
-from agentenv.cli.meant import node_address
 from agentenv.cli.naming import sandbox_of
-from agentenv.cli.options import node_options
-from agentenv.cli.server import Node
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False})
@@ -30,10 +26,9 @@ from agentenv.cli.server import Node
     "--timeout", type=float, metavar="SECONDS", help="Kill it after so long (it may take any time)."
 )
 @click.option("--detach", "-d", is_flag=True, help="Start it and print its pid alone.")
-@process_options
-@detach_option
-@node_options
+@attaching_options
 def command(
+    asked: Attaching,
     sandbox: str,
     words: tuple[str, ...],
     interactive: bool,
@@ -41,13 +36,6 @@ def command(
     tty: bool,
     timeout: float | None,
     detach: bool,
-    user: str | None,
-    cwd: str | None,
-    env: tuple[str, ...],
-    detach_keys: str,
-    url: str | None,
-    api_key: str | None,
-    home: Path | None,
 ) -> None:
     """Run COMMAND in SANDBOX, and end with its status; options come before SANDBOX.
 
@@ -62,25 +50,24 @@ def command(
       aenv exec -it isx3k2v9 vi notes
     """
     from agentenv.cli.attached.execution import Execution
-    from agentenv.cli.attached.terminal import parse_keys
 
     if words[0] == "--":  # which click takes for a word, since no options follow SANDBOX
         words = words[1:]
     if not words:
         raise click.UsageError("give a command after --")
-    node = Node(*node_address(url, api_key, home))
     wanted = Execution(
         words=words
         if len(words) > 1 or not any(map(str.isspace, words[0]))
         else ("/bin/bash", "-l", "-c", *words),
-        user=user,
-        cwd=cwd,
-        env=variables(env),
+        user=asked.user,
+        cwd=asked.cwd,
+        env=asked.env,
         stdin=not no_stdin and not detach and (interactive or _is_piped()),
         tty=tty,
         timeout_s=timeout,
-        keys=parse_keys(detach_keys),
+        keys=asked.keys,
     )
+    node = asked.node()
     door = Door(node, sandbox_of(node, sandbox))
     if detach:
         click.echo(wanted.begin(door))

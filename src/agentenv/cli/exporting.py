@@ -21,7 +21,7 @@ def file_of(name: str) -> Path:
     return Path(name.replace("/", "-").replace(":", "-") + ".tar")
 
 
-def export(url: str, api_key: str, name: str, file: Path) -> int:
+def export(url: str, api_key: str, name: str, file: Path, *, quiet: bool = False) -> int:
     """Write a template's archive to a file, or to standard output; returns its bytes. Of a failed call no
     file is left.
 
@@ -30,11 +30,11 @@ def export(url: str, api_key: str, name: str, file: Path) -> int:
         AenvError: the node refused, or is not to be reached.
     """
     if file == STDOUT:
-        return _fetch(url, api_key, name, sys.stdout.buffer)
+        return _fetch(url, api_key, name, sys.stdout.buffer, quiet)
     partial = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with partial.open("xb") as out:
-            size = _fetch(url, api_key, name, out)
+            size = _fetch(url, api_key, name, out, quiet)
         try:
             os.link(partial, file)
         except FileExistsError:
@@ -46,9 +46,9 @@ def export(url: str, api_key: str, name: str, file: Path) -> int:
         partial.unlink(missing_ok=True)
 
 
-def _fetch(url: str, api_key: str, name: str, out: IO[bytes]) -> int:
+def _fetch(url: str, api_key: str, name: str, out: IO[bytes], quiet: bool) -> int:
     address = f"{url.rstrip('/')}/templates/{quote(name, safe='')}/export"
-    with TransferMeter() as meter:
+    with TransferMeter(quiet=quiet) as meter:
         answer = download(
             address,
             out,

@@ -1,27 +1,75 @@
-"""How far a transfer is, for people who watch: part, rate and time that is left, on one line."""
+"""How far something is, for people who watch: part, rate and time that is left, on one line of stderr."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
-from typing import IO
+
+import click
 
 from agentenv.amounts import progress
 
 AFTER_S = 1.0  # what is over by then shows nothing
 EVERY_S = 0.2
+PLAIN_EVERY_S = 10.0
+
+
+class Line:
+    """A line that each text takes the place of, gone with the block; where there is no terminal, one now and
+    then that stays."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet, self._terminal = quiet, sys.stderr.isatty()
+        self._every_s = EVERY_S if self._terminal else PLAIN_EVERY_S
+        self._visible = False
+        self.anew()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+    def anew(self) -> None:
+        """Something begins."""
+        self._next = time.monotonic() + (AFTER_S if self._terminal else PLAIN_EVERY_S)
+
+    def due(self) -> bool:
+        """Whether it is time for another text."""
+        return not self._quiet and time.monotonic() >= self._next
+
+    def show(self, text: str) -> None:
+        """Show a text if it is time."""
+        if not self.due():
+            return
+        self._next = time.monotonic() + self._every_s
+        if not self._terminal:
+            click.echo(text, err=True)
+            return
+        self._visible = True
+        sys.stderr.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Have the line free for something else."""
+        if self._visible:
+            self._visible = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 class TransferMeter:
-    """Shows a line while a transfer lasts longer than a second, on a terminal alone; gone with the block."""
+    """Shows how far a transfer is that lasts longer than a second."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._shows = not quiet and sys.stderr.isatty()
-        self._begun = self._shown = time.monotonic()
+        self._line = Line(quiet=quiet)
+        self._begun = time.monotonic()
         self._size = -1
         self._done = 0
-        self._visible = False
 
     def __enter__(self) -> TransferMeter:
         return self
@@ -29,33 +77,16 @@ class TransferMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._visible:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._line.clear()
 
     def total(self, files: int, size: int) -> None:
         """So many files and bytes are to come; -1: nobody knows. It begins anew."""
         self._size, self._done = size, 0
         self._begun = time.monotonic()
+        self._line.anew()
 
     def add(self, size: int) -> None:
         """So many more bytes are done."""
         self._done += size
-        now = time.monotonic()
-        if self._shows and now - self._begun > AFTER_S and now - self._shown > EVERY_S:
-            self._shown, self._visible = now, True
-            sys.stderr.write(f"\r{progress(self._done, self._size, now - self._begun)}\x1b[K")
-            sys.stderr.flush()
-
-
-class Metered:
-    """A file that tells a meter what is read of it."""
-
-    def __init__(self, file: IO[bytes], meter: TransferMeter) -> None:
-        self._file, self._meter = file, meter
-
-    def read(self, size: int = -1) -> bytes:
-        """See `IO.read`."""
-        data = self._file.read(size)
-        self._meter.add(len(data))
-        return data
+        if self._line.due():
+            self._line.show(progress(self._done, self._size, time.monotonic() - self._begun))

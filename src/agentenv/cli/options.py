@@ -40,6 +40,11 @@ def address_options(function: F) -> F:
     return click.option("--host", help="Address to listen on (127.0.0.1).")(function)
 
 
+def quiet_option(function: F) -> F:
+    """`--quiet`."""
+    return click.option("--quiet", "-q", is_flag=True, help="No progress.")(function)
+
+
 def credential_options(function: F) -> F:
     """`--username NAME` and `--password-stdin`, for a registry; see `credentials`."""
     function = click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv.cli.options import credential_options, credentials, home_option
+from agentenv.cli.options import credential_options, credentials, home_option, quiet_option
 from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--disk", type=click.IntRange(min=64), metavar="MIB", help="Root disk in MiB (2048, or as needed)."
 )
 @credential_options
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@quiet_option
 @form_option
 @home_option
 def command(
@@ -52,9 +52,9 @@ def command(
 
     settings = config.load(home=home)
     require_root(settings)
-    found = asyncio.run(
-        _pull(settings, image, disk, credentials(username, password_stdin), Steps(quiet=quiet))
-    )
+    given = credentials(username, password_stdin)
+    with Steps(quiet=quiet) as steps:
+        found = asyncio.run(_pull(settings, image, disk, given, steps))
     facts = {
         "image": image,
         "digest": found.digest,

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from agentenv.cli.api import fault_of
-from agentenv.cli.attached.options import pairs as parsed
-from agentenv.cli.attached.options import variables
+from agentenv.cli.assignments import pairs as parsed
+from agentenv.cli.assignments import variables
 from agentenv.cli.completing import SANDBOX, SNAPSHOT
 from agentenv.cli.naming import NAME, sandbox_of, snapshot_of
 from agentenv.cli.options import node_option

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
+from agentenv.cli.assignments import pairs
 from agentenv.cli.attached.door import Door
-from agentenv.cli.attached.options import detach_option, pairs, process_options, variables
+from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import TEMPLATE
-from agentenv.cli.meant import node_address
-from agentenv.cli.options import node_options
-from agentenv.cli.server import Node
 
 
 @click.command("start")
@@ -38,21 +35,13 @@ from agentenv.cli.server import Node
 @click.option("--network", type=click.File("r"), metavar="FILE", help="`network` of the API, as JSON.")
 @click.option("--private", is_flag=True, help="Its ports are open to who has its traffic token.")
 @click.option("--secure/--no-secure", default=True, help="Its agent wants the access token (it does).")
-@process_options
-@detach_option
-@node_options
+@attaching_options
 def command(
+    attaching: Attaching,
     template: str | None,
     image: str | None,
     detach: bool,
     remove: bool,
-    user: str | None,
-    cwd: str | None,
-    env: tuple[str, ...],
-    detach_keys: str,
-    url: str | None,
-    api_key: str | None,
-    home: Path | None,
     **asked: Any,
 ) -> None:
     """Make a sandbox of TEMPLATE, or of an image, and open a shell in it.
@@ -68,28 +57,26 @@ def command(
       aenv start base --drive registry.local/data:7:/srv/data --rm
     """
     from agentenv.cli.attached.creation import create
-    from agentenv.cli.attached.terminal import parse_keys
 
     if (template is None) == (image is None):
         raise click.UsageError("give a template, or an image with --cold IMAGE")
-    keys = parse_keys(detach_keys)
-    node = Node(*node_address(url, api_key, home))
+    node = attaching.node()
     asked["metadata"] = pairs(asked["metadata"], "--metadata")
-    sandbox_id = create(node, template=template, image=image, env=variables(env), **asked)
+    sandbox_id = create(node, template=template, image=image, env=attaching.env, **asked)
     if detach:
         click.echo(sandbox_id)
         return
-    _attach(Door(node, sandbox_id), keys, user, cwd, remove=remove)
+    _attach(Door(node, sandbox_id), attaching, remove=remove)
 
 
-def _attach(door: Door, keys: bytes, user: str | None, cwd: str | None, *, remove: bool) -> None:
+def _attach(door: Door, asked: Attaching, *, remove: bool) -> None:
     from agentenv.cli.attached.processes import Ended
     from agentenv.cli.attached.shell import Wanted, attach
     from agentenv.cli.connect import status_of, tell_after
 
     outcome = None
     try:
-        outcome = attach(door, Wanted(user, cwd, keys=keys, new=True))
+        outcome = attach(door, Wanted(asked.user, asked.cwd, keys=asked.keys, new=True))
     finally:
         if remove and (outcome is None or isinstance(outcome, Ended)):
             door.delete()

@@ -19,6 +19,7 @@ from agentenv.cli.options import (
     init_option,
     node_option,
     node_options,
+    quiet_option,
 )
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
 from agentenv.cli.progress import Steps
@@ -58,6 +59,7 @@ def command() -> None:
 @init_option
 @click.option("--force", is_flag=True, help="Make it anew even if it is up to date.")
 @credential_options
+@quiet_option
 @home_option
 def create(
     name: str,
@@ -69,6 +71,7 @@ def create(
     force: bool,
     username: str | None,
     password_stdin: bool,
+    quiet: bool,
     home: Path | None,
 ) -> None:
     """Make the template NAME from SOURCE, in the place of one of that name.
@@ -100,7 +103,7 @@ def create(
     from agentenv.template.create import create as make
     from agentenv.template.create import reap
 
-    with _database(settings) as database:
+    with _database(settings) as database, Steps(quiet=quiet) as steps:
         ledger = Ledger(database)
         reap(ledger, database)  # what a killed build left takes a gigabyte
         template = asyncio.run(
@@ -116,7 +119,7 @@ def create(
                 force=force,
                 init=init,
                 credentials=credentials(username, password_stdin),
-                progress=Steps(),
+                progress=steps,
             )
         )
     click.echo(f"{template.name} {template.id}")
@@ -202,8 +205,11 @@ def _delete(node: Node, name: str) -> str:
     metavar="FILE",
     help="Where to (NAME.tar here); - is standard output.",
 )
+@quiet_option
 @node_options
-def export(name: str, file: Path | None, url: str | None, api_key: str | None, home: Path | None) -> None:
+def export(
+    name: str, file: Path | None, quiet: bool, url: str | None, api_key: str | None, home: Path | None
+) -> None:
     """Write the root filesystem of the template NAME[:TAG] to an OCI archive, which skopeo, podman and others
     read, and `aenv template create --from` as well.
 
@@ -216,8 +222,9 @@ def export(name: str, file: Path | None, url: str | None, api_key: str | None, h
     from agentenv.cli.exporting import file_of
 
     url, api_key = node_address(url, api_key, home)
-    written = fetch(url, api_key, name, file or file_of(name))
-    click.echo(f"{name} {written >> 20} MiB", err=True)
+    written = fetch(url, api_key, name, file or file_of(name), quiet=quiet)
+    if not quiet:
+        click.echo(f"{name} {written >> 20} MiB", err=True)
 
 
 @command.command("show")

@@ -12,6 +12,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,8 +29,8 @@ from agentenv.image.source import Bootstrap, Located, Remote
 from agentenv.image.streams import Hashing, decompressed, members, read_faults, tar_index, tar_stream
 from agentenv.image.tarring import directory_stream
 from agentenv.image.tree import Budget, Tree, host_faults, remove_scratch
+from agentenv.progress import EVERY_S, Counted, Progress, Tally
 
-Progress = Callable[[str], None]
 Filled = TypeVar("Filled")
 
 # What the guest's init mounts on or puts files into. Any image gets those that it lacks.
@@ -201,7 +202,11 @@ class _Build:
         needed = ext4.needed_mib(used)
         disk_mib = min(max(self.disk_mib, needed), self.max_disk_mib)
         self.progress(f"writing the filesystem ({disk_mib} MiB)")
-        await ext4.make(self.root, self.out, disk_mib, digest, used)
+        watching = asyncio.create_task(self._watch(used.bytes))
+        try:
+            await ext4.make(self.root, self.out, disk_mib, digest, used)
+        finally:
+            watching.cancel()
         with host_faults(str(self.out)):
             size = await in_thread(lambda: ext4.seal(self.out))
         return BuiltImage(
@@ -214,6 +219,14 @@ class _Build:
             default_user=account.name,
             default_workdir=accounts.default_workdir(account, config.workdir),
         )
+
+    async def _watch(self, size: int) -> None:
+        """Tell how much of so many bytes is in the filesystem, of which mkfs.ext4 says nothing."""
+        tally = Tally("writing the filesystem", size, self.progress)
+        while True:
+            await asyncio.sleep(EVERY_S)
+            with suppress(OSError):  # it is not there yet
+                tally.reach(min(self.out.stat().st_blocks * 512, size))
 
     # The rest runs in the thread.
 
@@ -250,16 +263,19 @@ class _Build:
 
     def _layers(self, image: Image, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
         for number, layer in enumerate(image.layers, 1):
-            tell(f"unpacking layer {number} of {len(image.layers)}")
-            with layer.open() as file, read_faults(f"the layer {layer.name}"), decompressed(file) as plain:
-                container.unpack_layer(layer, plain, tree)
+            tell(what := f"unpacking layer {number} of {len(image.layers)}")
+            with layer.open() as file, read_faults(f"the layer {layer.name}"):
+                passing = Counted(file, Tally(what, layer.size, tell).add)
+                with decompressed(passing) as plain:
+                    container.unpack_layer(layer, plain, tree)
         return image.config, image.digest
 
     def _tarball(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
         _no_reference(wanted)
-        tell(f"unpacking {wanted.path.name}")
+        tell(what := f"unpacking {wanted.path.name}")
         with wanted.path.open("rb") as file:
-            passing = Hashing(file)
+            size = wanted.path.stat().st_size
+            passing = Hashing(Counted(file, Tally(what, size, tell).add))
             with read_faults(str(wanted.path)):
                 with decompressed(passing) as plain, tar_stream(plain) as tar:
                     Unpacking(tree, whiteouts=False).run(tar)
@@ -268,9 +284,9 @@ class _Build:
 
     def _directory(self, wanted: Located, tree: Tree, tell: Progress) -> tuple[ImageConfig, str]:
         _no_reference(wanted)
-        tell(f"copying {wanted.path}")
+        tell(what := f"copying {wanted.path}")
         with directory_stream(wanted.path) as stream:
-            passing = Hashing(stream)
+            passing = Hashing(Counted(stream, Tally(what, -1, tell).add))
             with read_faults(str(wanted.path)), tar_stream(passing) as tar:
                 Unpacking(tree, whiteouts=False).run(tar)
                 passing.drain()

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,17 @@ from agentenv.image.source import Bootstrap, Located, Remote
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.image.worker import Job
 from agentenv.proc import start_time
+from agentenv.progress import Progress
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
 from agentenv.vmm.settle import settled
 
-__all__ = ["CachedImage", "Credentials", "Hold", "Images", "Progress", "reap"]
+__all__ = ["CachedImage", "Credentials", "Hold", "Images", "reap"]
 
 log = logging.getLogger(__name__)
 
 KIND = "image-build"
 MIB = 1 << 20
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,13 @@ _HEX_NAME = re.compile(r"(?:.*/)?([0-9a-f]{64})(?:\.json)?")
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """A layer: how to open it (compressed or not), and the digest of its plain bytes."""
+    """A layer: how to open it (compressed or not), the digest of its plain bytes, and the bytes to be read
+    (-1: nobody knows)."""
 
     name: str
     open: Callable[[], IO[bytes]]
     diff_id: str
+    size: int = -1
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def _oci_image(
     for layer in manifest.layers:
         oci.verify(blobs, layer, check)
     layers = tuple(
-        ImageLayer(layer.digest, _opener(blobs.open, layer.digest), diff_id)
+        ImageLayer(layer.digest, _opener(blobs.open, layer.digest), diff_id, layer.size)
         for layer, diff_id in zip(manifest.layers, ids, strict=True)
     )
     return Image(manifest.config.digest, ImageConfig.from_image(config), layers)

@@ -15,13 +15,12 @@ from typing import Any
 from agentenv import errors
 from agentenv.errors import AenvError, HostFault
 from agentenv.image.worker import MODULE, Job
+from agentenv.progress import Progress, from_document
 
 LINE_LIMIT = 1 << 20
 STDERR_KEPT = 4000
 # A worker that is called off removes what it has made; one that does not end in this time is killed.
 END_LIMIT_S = 20.0
-
-Progress = Callable[[str], None]
 
 
 class Conversion:
@@ -66,7 +65,7 @@ class Conversion:
                 self._begun = True
                 line = json.loads(text)
                 if "progress" in line:
-                    progress(line["progress"])
+                    progress(from_document(line["progress"]))
                 elif "done" in line:
                     return str(line["done"])
                 else:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from agentenv import amounts
 from agentenv.errors import StoreFull
 from agentenv.image import oci
 from agentenv.image.blobs import BlobStore
@@ -21,13 +20,10 @@ from agentenv.image.container import Image, ImageLayer
 from agentenv.image.credentials import Credentials
 from agentenv.image.oci import Descriptor, Manifest
 from agentenv.image.registry.access import Access
+from agentenv.progress import Progress, Tally
 
 if TYPE_CHECKING:
     from agentenv.image.registry.pull import Puller
-
-Progress = Callable[[str], None]
-
-_TELL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Arriving:
             manifest.config.digest,
             ImageConfig.from_image(config),
             tuple(
-                ImageLayer(layer.digest, self._opener(layer.digest), diff_id)
+                ImageLayer(layer.digest, self._opener(layer.digest), diff_id, layer.size)
                 for layer, diff_id in zip(manifest.layers, ids, strict=True)
             ),
         )
@@ -92,7 +88,7 @@ class Arriving:
         total = sum(layer.size for layer in missing)
         self._check_room(total)
         turns = asyncio.Semaphore(at_once)
-        tell = _Arrived(total, progress)
+        tell = Tally("fetching", total, progress).add
 
         async def one(layer: Descriptor) -> None:
             async with turns:
@@ -117,23 +113,6 @@ class Arriving:
                 f"the layers to fetch take {size >> 20} MiB, and {free >> 20} are free in {place}",
                 remedy="free space in the data directory",
             )
-
-
-class _Arrived:
-    """Counts bytes, and says from time to time how far it is."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._total, self._progress = total, progress
-        self._done = 0
-        self._begun = asyncio.get_running_loop().time()
-        self._next = self._begun + _TELL_EVERY_S
-
-    def __call__(self, size: int) -> None:
-        self._done += size
-        now = asyncio.get_running_loop().time()
-        if now >= self._next:
-            self._next = now + _TELL_EVERY_S
-            self._progress(f"fetching: {amounts.progress(self._done, self._total, now - self._begun)}")
 
 
 async def open_remote(puller: Puller, blobs: BlobStore) -> Arriving:

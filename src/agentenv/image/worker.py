@@ -26,6 +26,7 @@ from agentenv.image.locking import lock
 from agentenv.image.registry.access import Access
 from agentenv.image.remote import Registries
 from agentenv.image.tree import host_faults, remove_scratch
+from agentenv.progress import document
 
 MODULE = "agentenv.image.worker"
 
@@ -79,7 +80,7 @@ async def make(job: Job) -> str:
         disk_mib=default,
         max_disk_mib=job.disk_mib or max(default, GROWN_MIB_MAX),
         scratch=job.scratch,
-        progress=lambda text: tell(progress=text),
+        progress=lambda text: tell(progress=document(text)),
         registries=Registries(job.access, BlobStore(job.blobs), job.credentials),
         keep_tree=True,
     )
@@ -99,7 +100,7 @@ async def _from_cache(job: Job, entries: Entries, digest: str) -> bool:
     smaller = entries.below(digest, disk_mib)
     if smaller is None:
         return False
-    tell(progress=f"growing the filesystem ({disk_mib} MiB)")
+    tell(progress=document(f"growing the filesystem ({disk_mib} MiB)"))
     job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     grown = job.scratch / "rootfs.ext4"
     await ext4.grow(smaller, grown, disk_mib)

@@ -13,10 +13,9 @@ from agentenv.image.credentials import Credentials
 from agentenv.limits import NetworkLimits
 from agentenv.network.policy import Policy
 from agentenv.network.slot import Slot
+from agentenv.progress import Progress
 from agentenv.snapshot.records import Init, Start
 from agentenv.vmm.machine import GuestFiles
-
-Progress = Callable[[str], None]
 
 
 class Slots(Protocol):

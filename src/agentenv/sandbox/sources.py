@@ -15,9 +15,10 @@ from agentenv.config import Settings
 from agentenv.errors import InvalidRequest, NotFound, NotImplementedYet
 from agentenv.image import source as image_source
 from agentenv.image.cache import CachedImage
+from agentenv.progress import Progress
 from agentenv.sandbox import source
 from agentenv.sandbox.drives import NewDrive, require_room
-from agentenv.sandbox.parts import Images, Progress, Templates
+from agentenv.sandbox.parts import Images, Templates
 from agentenv.sandbox.requests import NewSandbox, refuse_unsupported
 from agentenv.sandbox.source import Source
 from agentenv.snapshot.machine import stored

@@ -10,7 +10,6 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from agentenv.image.holds import is_alive
 from agentenv.image.source import Bootstrap, parse
 from agentenv.image.tree import host_faults, remove_scratch
 from agentenv.proc import start_time
+from agentenv.progress import Progress
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
 from agentenv.snapshot.records import Init
@@ -58,7 +58,7 @@ async def create(
     force: bool = False,
     init: Init | None = None,
     credentials: Credentials | None = None,
-    progress: Callable[[str], None],
+    progress: Progress,
     system: System = base.SYSTEM,
 ) -> Template:
     """Make a template from a SOURCE, in the place of one of the same name.
@@ -112,7 +112,7 @@ class _Creation:
         shape: Shape,
         force: bool,
         init: Init | None,
-        progress: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self.settings, self.database, self.ledger = settings, database, ledger
         self.name, self.source, self.shape, self.force = name, source, shape, force

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentenv.amounts import progress
+from agentenv.cli.assignments import pairs, variables
 from agentenv.cli.attached.creation import request
 from agentenv.cli.attached.forwarding import Pair, parse_pair
-from agentenv.cli.attached.options import pairs, variables
 from agentenv.cli.attached.shells import Shells
 from agentenv.cli.copying import Place, parse_place
 from agentenv.errors import InvalidRequest

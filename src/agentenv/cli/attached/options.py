@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from agentenv.cli.attached.terminal import DETACH_KEYS
-from agentenv.errors import InvalidRequest
+from agentenv.cli.assignments import variables
+from agentenv.cli.attached.terminal import DETACH_KEYS, parse_keys
+from agentenv.cli.meant import node_address
+from agentenv.cli.options import node_options
+from agentenv.cli.server import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def process_options(function: F) -> F:
-    """`--user`, `--cwd` and `--env` of what is started."""
+@dataclass(frozen=True)
+class Attaching:
+    """How what is started is to be, and where.
+
+    Args:
+        user: the account; the sandbox's default one if None.
+        cwd: where it begins.
+        env: its variables.
+        keys: that leave a shell.
+        node: finds the node that is meant; it raises what `node_address` does.
+    """
+
+    user: str | None
+    cwd: str | None
+    env: Mapping[str, str]
+    keys: bytes
+    node: Callable[[], Node]
+
+
+def attaching_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--user`, `--cwd`, `--env` and `--detach-keys`, and the options of a node, from which the command gets
+    an `Attaching` as its first argument."""
+
+    @functools.wraps(function)
+    def with_attaching(
+        *arguments: Any,
+        user: str | None,
+        cwd: str | None,
+        env: Sequence[str],
+        detach_keys: str,
+        url: str | None,
+        api_key: str | None,
+        home: Path | None,
+        **more: Any,
+    ) -> Any:
+        def node() -> Node:
+            return Node(*node_address(url, api_key, home))
+
+        asked = Attaching(user, cwd, variables(env), parse_keys(detach_keys), node)
+        return function(asked, *arguments, **more)
+
+    return _process_options(_detach_option(node_options(with_attaching)))
+
+
+def _process_options(function: F) -> F:
     function = click.option(
         "--env",
         "-e",
@@ -30,8 +78,7 @@ def process_options(function: F) -> F:
     )
 
 
-def detach_option(function: F) -> F:
-    """`--detach-keys`."""
+def _detach_option(function: F) -> F:
     return click.option(
         "--detach-keys",
         envvar="AENV_DETACH_KEYS",
@@ -40,36 +87,3 @@ def detach_option(function: F) -> F:
         metavar="KEYS",
         help="Keys that leave a shell, which goes on; none if empty (AENV_DETACH_KEYS).",
     )(function)
-
-
-def variables(given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE, or NAME alone for what it is here; one that is not set here is left out.
-
-    Raises:
-        InvalidRequest: there is no name.
-    """
-    found: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not name:
-            raise InvalidRequest(f"{each!r} is no variable", remedy="NAME=VALUE, or NAME alone")
-        if equals:
-            found[name] = value
-        elif name in os.environ:
-            found[name] = os.environ[name]
-    return found
-
-
-def pairs(given: Sequence[str], what: str) -> dict[str, str]:
-    """KEY=VALUE.
-
-    Raises:
-        InvalidRequest: one is not that.
-    """
-    found: dict[str, str] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
-        if not key or not equals:
-            raise InvalidRequest(f"{what} {each!r} is not KEY=VALUE")
-        found[key] = value
-    return found

@@ -16,8 +16,12 @@ need_root_and_systemd() {
         "scripts/quickstart, which needs no service manager"
 }
 
-# service VERB: what it says is shown only if it fails.
-service() { quietly systemctl --no-pager "$1" agentenv.service; }
+# service VERB: what it says is shown only if it fails. What is asked for is no crash: earlier starts do not count
+# against it, or a node that was restarted often would stay down in the middle of an upgrade.
+service() {
+    systemctl reset-failed agentenv.service 2>/dev/null || true
+    quietly systemctl --no-pager "$1" agentenv.service
+}
 
 # ours LINK: whether nobody else made it.
 ours() { if [ -e "$1" ] || [ -L "$1" ]; then [[ "$(readlink "$1")" == "$prefix"/* ]]; fi; }

@@ -70,6 +70,12 @@ def test_the_unit_has_no_view_of_the_filesystem_of_its_own() -> None:
     assert [each for each in given if apart.fullmatch(each)] == []
 
 
+def test_the_page_on_installation_counts_the_capabilities_of_the_unit() -> None:
+    unit = (ROOT / "packaging/agentenv.service").read_text()
+    names = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)).split()
+    assert f"it has {len(set(names))} capabilities" in (ROOT / "docs/guides/installation.md").read_text()
+
+
 def test_the_readme_names_both_commands_on_its_first_screen() -> None:
     first = "\n".join((ROOT / "README.md").read_text().splitlines()[:20])
     assert "scripts/quickstart" in first

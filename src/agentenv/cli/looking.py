@@ -33,7 +33,8 @@ METRICS: tuple[Column, ...] = (
 @form_option
 @node_option
 def metrics(node: Node, sandbox: str, watch: bool, last: int, form: str | None) -> None:
-    """Show what SANDBOX took of its processors, memory and disk lately.
+    """Show what SANDBOX took of its processors, memory and disk lately. With --watch, JSON is an object on
+    each line.
 
     \b
     Examples:
@@ -43,7 +44,10 @@ def metrics(node: Node, sandbox: str, watch: bool, last: int, form: str | None) 
     found, chosen = sandbox_of(node, sandbox), form_of(form)
     path = f"/sandboxes/{found}/metrics"
     rows = node.call("GET", path)[-last:]
-    show(rows, METRICS, chosen, key="timestamp")
+    if watch and chosen != "table":
+        _more(rows, chosen)
+    else:
+        show(rows, METRICS, chosen, key="timestamp")
     while watch:
         since = rows[-1]["timestampUnix"] + 1 if rows else 0
         ended = has_ended(node, found)  # before the last look, or its last samples were missed

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 60.0
+_OF_THE_DIRECTORY = {"home", "runtime", "docker_config"}  # which sudo is given, and which service is meant
 
 
 @click.group("node")
@@ -176,11 +177,19 @@ def by_systemd(settings: Settings, verb: Verb, host: str | None, port: int | Non
             f"{service.UNIT} serves {settings.home}, at the address that its settings name",
             remedy=f"AENV_HOST and AENV_PORT in {service.DEFAULTS}, or --home of another data directory",
         )
+    if unheard := _of_this_shell(settings):
+        click.echo(f"{', '.join(unheard)}: not for {service.UNIT}, which reads {service.DEFAULTS}", err=True)
     service.ask(verb)
     running = run_record.read(settings)
     if running is None:
         raise HostFault(f"{service.UNIT} was started and does not serve", remedy=f"see {service.LOG}")
     click.echo(f"serving: {running.url} (process {running.pid}, {service.UNIT}; its log: {service.LOG})")
+
+
+def _of_this_shell(settings: Settings) -> list[str]:
+    """The variables with settings that this process has and a service does not get."""
+    known = {f"AENV_{name.upper()}" for name in set(type(settings).model_fields) - _OF_THE_DIRECTORY}
+    return sorted(known & set(os.environ))
 
 
 def launch(settings: Settings) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
 import click
 
@@ -19,7 +21,7 @@ def for_each(names: Sequence[str], do: Callable[[str], str], *, at_once: int = A
     Args:
         names: what the command line names.
         do: takes a name; returns what is printed of it.
-        at_once: so many side by side.
+        at_once: so many side by side; with 1 it is done in the caller's thread.
 
     Raises:
         AenvError: there is one, and it failed.
@@ -29,18 +31,29 @@ def for_each(names: Sequence[str], do: Callable[[str], str], *, at_once: int = A
         click.echo(do(names[0]))
         return
     failures: list[AenvError] = []
-    with ThreadPoolExecutor(at_once) as pool:
-        doing = [pool.submit(do, name) for name in names]
-        try:
-            for each in doing:
-                try:
-                    click.echo(each.result())
-                except AenvError as error:
-                    show_error(error)
-                    failures.append(error)
-        except BaseException:  # interrupted, or nobody reads any more: what has not begun is not done
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with _trying(names, do, at_once) as tries:
+        for each in tries:
+            try:
+                click.echo(each())
+            except AenvError as error:
+                show_error(error)
+                failures.append(error)
     if failures:
         click.echo(f"aenv: {len(failures)} of {len(names)} failed", err=True)
         raise click.exceptions.Exit(failures[0].exit_code)
+
+
+@contextmanager
+def _trying(
+    names: Sequence[str], do: Callable[[str], str], at_once: int
+) -> Iterator[list[Callable[[], str]]]:
+    """For each name what gives its result; those that are done side by side have begun."""
+    if at_once == 1:
+        yield [partial(do, name) for name in names]
+        return
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            yield [pool.submit(do, name).result for name in names]
+        except BaseException:  # interrupted, or nobody reads any more: what has not begun is not done
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -53,7 +53,11 @@ def create(node: Node, sandbox: str, name: str | None, disk_only: bool, form: st
         body["memory"] = False
     path = f"/sandboxes/{sandbox_of(node, sandbox)}/snapshots"
     made = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
-    show([made], COLUMNS, form_of(form), key="snapshotID")
+    chosen = form_of(form)
+    if chosen == "table":
+        show([made], COLUMNS, chosen, key="snapshotID")
+    else:
+        show_one(made, chosen, key="snapshotID")
 
 
 @command.command("list")

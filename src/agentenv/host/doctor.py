@@ -9,7 +9,7 @@ from pathlib import Path
 from agentenv.config import Settings
 from agentenv.errors import AenvError, HostIncapable
 from agentenv.guestimage import build as guest
-from agentenv.host import checks, kvm, qemu, serving, starting, tsc
+from agentenv.host import checks, kvm, qemu, service, serving, starting, tsc
 from agentenv.host.capability import Capability, able, as_json, as_table
 from agentenv.vmm.cgroup import Cgroups
 
@@ -39,7 +39,7 @@ def run(settings: Settings) -> list[Capability]:
         checks.veth(),
         checks.nftables(),
         checks.forwarding(),
-        checks.cgroups(Cgroups.of_host(settings.cgroup)),
+        checks.cgroups(Cgroups.of_host(machines_group(settings))),
         checks.fuse(),
         checks.reflink(settings),
         checks.xattrs(settings),
@@ -72,6 +72,11 @@ def guest_files(settings: Settings) -> Capability:
         detail = f"no longer fits this program or its settings: {', '.join(outdated)}"
         return Capability("guest files", "degraded", True, detail, why, "aenv setup")
     return Capability("guest files", "ok", True, f"in {settings.guest_dir}", why, "")
+
+
+def machines_group(settings: Settings) -> str | None:
+    """The delegated control group: the service has it in its unit, which whoever runs doctor is not in."""
+    return settings.cgroup or (service.GROUP if service.of(settings) is not None else None)
 
 
 def kvm_verdict(settings: Settings) -> kvm.Verdict:

@@ -12,6 +12,7 @@ from agentenv.config import Settings, default_home
 from agentenv.errors import HostFault, OutcomeUnknown
 
 UNIT = "agentenv.service"
+GROUP = "/system.slice/agentenv-machines.service"  # the delegated control group of its machines
 LOG = "journalctl -u agentenv"
 DEFAULTS = Path("/etc/default/agentenv")
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
@@ -80,10 +81,15 @@ def read(told: str, defaults: str) -> Service | None:
 def ask(verb: Verb) -> None:
     """Have systemd start, stop or restart it, and wait until that is done. Blocking, for root.
 
+    Starts before do not count against it: what systemd limits is starting after crashes.
+
     Raises:
         HostFault: it did not succeed. OutcomeUnknown: it took too long.
     """
     try:
+        subprocess.run(
+            ["systemctl", "reset-failed", UNIT], capture_output=True, timeout=_ASK_LIMIT_S, check=False
+        )
         done = subprocess.run(
             ["systemctl", verb, UNIT], capture_output=True, text=True, timeout=_DO_LIMIT_S, check=False
         )

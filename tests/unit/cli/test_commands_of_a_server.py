@@ -65,9 +65,9 @@ def test_many_are_deleted_by_what_they_are(aenv: Aenv) -> None:
 
 def test_snapshots_and_what_is_made_of_them(aenv: Aenv) -> None:
     sandbox = started(aenv)
-    made = json.loads(aenv("snapshot", "create", sandbox, "--name", "ready"))[0]
+    made = json.loads(aenv("snapshot", "create", sandbox, "--name", "ready"))
     first = SnapshotAnswer.model_validate(made).snapshotID
-    second = json.loads(aenv("snapshot", "create", sandbox))[0]["snapshotID"]
+    second = json.loads(aenv("snapshot", "create", sandbox))["snapshotID"]
     assert {each["snapshotID"] for each in json.loads(aenv("snapshot", "list"))} == {second, first}
     assert aenv("snapshot", "list", "--name", "ready", "--output", "ids").strip() == first
     found = SnapshotDetail.model_validate(json.loads(aenv("snapshot", "show", "ready")))

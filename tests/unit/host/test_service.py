@@ -12,7 +12,7 @@ from agentenv import run_record
 from agentenv.cli import node
 from agentenv.config import Settings
 from agentenv.errors import Conflict, HostFault
-from agentenv.host import service, serving
+from agentenv.host import doctor, service, serving
 from agentenv.host.service import Service, read
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +55,8 @@ def test_the_unit_is_the_one_that_is_asked_for() -> None:
     unit = (ROOT / "packaging" / service.UNIT).read_text()
     assert f"EnvironmentFile=-{service.DEFAULTS}\n" in unit
     assert "Environment=AENV_HOME=/var/lib/aenv\n" in unit
+    assert f"Environment=AENV_CGROUP={service.GROUP}\n" in unit
+    assert (ROOT / "packaging" / Path(service.GROUP).name).exists()
     assert f"/etc/systemd/system/{service.UNIT}" in (ROOT / "scripts/service.sh").read_text()
 
 
@@ -76,6 +78,10 @@ def systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def asked(systemd: Path) -> list[str]:
+    return (systemd / "asked").read_text().splitlines()
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     (tmp_path / "run").mkdir()
@@ -90,7 +96,7 @@ def test_a_data_directory_has_its_service_and_another_has_none(systemd: Path, se
 
 def test_systemd_is_asked_and_its_no_is_passed_on(systemd: Path) -> None:
     service.ask("restart")
-    assert (systemd / "asked").read_text() == "restart agentenv.service\n"
+    assert asked(systemd) == ["reset-failed agentenv.service", "restart agentenv.service"]
     (systemd / "fails").write_text("Job for agentenv.service failed because of so and so.\nSee more.\n")
     with pytest.raises(HostFault, match=r"did not start: Job for agentenv.service failed") as refusal:
         service.ask("start")
@@ -115,14 +121,21 @@ def test_a_service_is_not_started_at_another_address(systemd: Path, settings: Se
 
 
 def test_a_service_that_is_started_says_where_it_serves(
-    systemd: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
+    systemd: Path,
+    settings: Settings,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("AENV_PORT", raising=False)
     with pytest.raises(HostFault, match="does not serve"):
         node.by_systemd(settings, "start", None, None)
     run_record.write(settings, "http://127.0.0.1:8000")
+    monkeypatch.setenv("AENV_MAX_SANDBOXES", "5")
     node.by_systemd(settings, "start", None, None)
-    assert capsys.readouterr().out.startswith("serving: http://127.0.0.1:8000 (process ")
-    assert (systemd / "asked").read_text() == "start agentenv.service\n" * 2
+    said = capsys.readouterr()
+    assert said.out.startswith("serving: http://127.0.0.1:8000 (process ")
+    assert "AENV_MAX_SANDBOXES" in said.err and "AENV_HOME" not in said.err  # it would be lost
+    assert [each for each in asked(systemd) if "start" in each] == ["start agentenv.service"] * 2
 
 
 @pytest.mark.parametrize(
@@ -139,6 +152,14 @@ def test_doctor_looks_at_the_service(
     found = serving.service_of(settings)
     assert (found.status, found.required) == (status, False)
     assert word in found.detail
+
+
+def test_doctor_looks_at_the_control_group_of_the_service(systemd: Path, settings: Settings) -> None:
+    (systemd / "told").write_text(TOLD)
+    assert doctor.machines_group(settings) == service.GROUP
+    assert doctor.machines_group(settings.model_copy(update={"cgroup": "/own"})) == "/own"
+    (systemd / "told").write_text("LoadState=not-found\n")
+    assert doctor.machines_group(settings) is None
 
 
 def test_doctor_sees_a_node_beside_the_service(systemd: Path, settings: Settings) -> None:

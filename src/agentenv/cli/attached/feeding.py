@@ -11,6 +11,7 @@ import queue
 import select
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from agentenv.cli.attached.processes import Hand
 from agentenv.cli.attached.terminal import DetachKeys
@@ -67,29 +68,34 @@ def feed_keys(
 
 
 def _send(hand: Hand, pieces: queue.Queue[bytes | None], *, lossy: bool) -> None:
-    """Send pieces until they end; what could not be delivered is left out if `lossy`, else it is the end."""
-    while (data := pieces.get()) is not None:
-        more = [data]
-        size, ended = len(data), False
-        while size < MOST and not pieces.empty():
-            if (next_one := pieces.get()) is None:
-                ended = True
-                break
-            more.append(next_one)
-            size += len(next_one)
+    """Send pieces until they end, and let the hand go; what could not be delivered is left out if `lossy`,
+    else it is the end."""
+    with closing(hand):
+        ended = False
+        while not ended and (data := pieces.get()) is not None:
+            data, ended = _more(data, pieces)
+            try:
+                hand.write(data)
+            except LineBroken:
+                if not lossy:
+                    return  # the events of the process have broken too, and are looked after
+            except AenvError:
+                return  # it has ended, or reads no more
         try:
-            hand.write(b"".join(more))
-        except LineBroken:
-            if not lossy:
-                return  # the events of the process have broken too, and are looked after
+            hand.end_input()
         except AenvError:
-            return  # it has ended, or reads no more
-        if ended:
-            break
-    try:
-        hand.end_input()
-    except AenvError:
-        pass  # it has ended
+            pass  # it has ended
+
+
+def _more(first: bytes, pieces: queue.Queue[bytes | None]) -> tuple[bytes, bool]:
+    """What is there to be sent at once, and whether it is the last."""
+    found, size = [first], len(first)
+    while size < MOST and not pieces.empty():
+        if (piece := pieces.get()) is None:
+            return b"".join(found), True
+        found.append(piece)
+        size += len(piece)
+    return b"".join(found), False
 
 
 def _read(given: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from agentenv.cli.attached.door import Door
@@ -78,7 +79,8 @@ def attach(door: Door, wanted: Wanted) -> Ended | Left:
 
 def listed(door: Door) -> dict[str, int]:
     """Tags and pids of the shells that run in a sandbox."""
-    rows = running(door.agent().line())
+    with closing(door.agent().line()) as line:
+        rows = running(line)
     return {row["tag"]: pid for pid, row in rows.items() if str(row["tag"] or "").startswith(_TAG)}
 
 

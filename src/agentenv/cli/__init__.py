@@ -85,9 +85,10 @@ class LazyGroup(click.Group):
         except click.UsageError as mistake:
             from difflib import get_close_matches
 
-            if near := get_close_matches(args[0], [*COMMANDS, *ALIASES]):
-                mistake.message += f" Did you mean {' or '.join(near)}?"
-            raise
+            near = get_close_matches(args[0], [*COMMANDS, *ALIASES])
+            if not near:
+                raise
+            raise click.UsageError(f"{mistake.message} Did you mean {' or '.join(near)}?", ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names from the table above, so that no command's module is imported for them."""

@@ -56,7 +56,7 @@ system_packages=(busybox-static ca-certificates cpio e2fsprogs iproute2 mmdebstr
     python3-venv util-linux xz-utils zstd)
 # What tests compare with: images are unpacked and copied by other programs as well.
 # shellcheck disable=SC2034 # used where this file is sourced
-test_packages=(zsh docker-registry iptables qemu-utils shellcheck skopeo systemd tmux umoci)
+test_packages=(docker-registry fish iptables qemu-utils shellcheck skopeo systemd tmux umoci zsh)
 
 missing_packages() {
     local name

@@ -34,8 +34,8 @@ COMMANDS = {
     "exec": ("agentenv.cli.exec", "Run a command in a sandbox."),
     "fork": ("agentenv.cli.snapshots:fork", "Start sandboxes that go on from where one is."),
     "forward": ("agentenv.cli.forward", "Reach ports of a sandbox through ports here."),
-    "fsck": ("agentenv.cli.fsck", "Compare the records of a data directory with its files."),
-    "key": ("agentenv.cli.key", "Make, list, rotate and revoke API keys."),
+    "fsck": ("agentenv.cli.fsck", "Check the records of a data directory against its files."),
+    "key": ("agentenv.cli.key", "Make, list, rotate and revoke API keys, as an admin."),
     "limits": ("agentenv.cli.rules:limits", "Look at and replace how fast sandboxes may be."),
     "list": ("agentenv.cli.sandboxes:list_", "List sandboxes."),
     "logs": ("agentenv.cli.logs", "Show the log of a sandbox."),
@@ -50,12 +50,12 @@ COMMANDS = {
     "serve": ("agentenv.cli.serve", "Run a node in the foreground."),
     "setup": ("agentenv.cli.setup", "Prepare the data directory: guest kernel, initramfs, tools drive."),
     "show": ("agentenv.cli.sandboxes:show_", "Show all about a sandbox."),
-    "snapshot": ("agentenv.cli.snapshots", "Take, list, look at and delete snapshots."),
+    "snapshot": ("agentenv.cli.snapshots", "Take, list, look at and delete snapshots of sandboxes."),
     "start": ("agentenv.cli.start", "Make a sandbox and open a shell in it."),
-    "template": ("agentenv.cli.template", "Make, list, publish, tag and delete templates."),
+    "template": ("agentenv.cli.template", "Make, list, tag, publish, export and delete templates."),
     "timeout": ("agentenv.cli.sandboxes:timeout", "Have a sandbox live so long from now."),
     "upload": ("agentenv.cli.copying:upload", "Copy files into a sandbox."),
-    "version": ("agentenv.cli.version", "Print the version of this program."),
+    "version": ("agentenv.cli.version", "Print the version of this program, and of the node that is meant."),
 }
 # What people type who come from other tools.
 ALIASES = {"kill": "delete", "ls": "list", "ps": "list", "rm": "delete", "unpause": "resume"}

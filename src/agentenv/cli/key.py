@@ -35,7 +35,10 @@ secret_option = click.option(
 
 @click.group("key")
 def command() -> None:
-    """Make, list, rotate and revoke API keys; this takes a key with the scope admin."""
+    """Make, list, rotate and revoke API keys, as an admin.
+
+    It takes a key with the scope admin.
+    """
 
 
 @command.command("create")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -51,6 +50,8 @@ def _trying(
     if at_once == 1:
         yield [partial(do, name) for name in names]
         return
+    from concurrent.futures import ThreadPoolExecutor  # takes 10 ms, which --help has no use for
+
     with ThreadPoolExecutor(at_once) as pool:
         try:
             yield [pool.submit(do, name).result for name in names]

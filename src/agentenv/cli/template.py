@@ -47,7 +47,7 @@ COLUMNS: tuple[Column, ...] = (
 
 @click.group("template")
 def command() -> None:
-    """Make, list, export and delete templates."""
+    """Make, list, tag, publish, export and delete templates."""
 
 
 @command.command("create")

@@ -243,7 +243,7 @@ def test_what_there_is_is_offered(aenv: Aenv, monkeypatch: pytest.MonkeyPatch) -
     assert offered("pause", "m") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_a_shell_completes(shell: str, tmp_path: Path) -> None:
     program = tmp_path / "aenv"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m agentenv "$@"\n')
@@ -262,6 +262,10 @@ def test_a_shell_completes(shell: str, tmp_path: Path) -> None:
             "COMP_WORDS=(aenv sn); COMP_CWORD=1; _aenv_completion aenv; printf '%s\\n' \"${COMPREPLY[@]}\""
         )
         assert run("bash", "--norc", "-c", f"source {script}; {typed}").split() == ["snapshot"]
+    elif shell == "fish":
+        here["HOME"] = str(tmp_path)
+        shown = run("fish", "--no-config", "-c", f"source {script}; complete -C 'aenv sn'")
+        assert shown.startswith("snapshot\tTake")
     else:
         typed = "compdef() { :; }; compadd() { print -r -- $* }; _describe() { print -r -- ${(P)3} }"
         typed += f"; source {script}; words=(aenv sn) CURRENT=2; _aenv_completion"

@@ -16,7 +16,10 @@ from agentenv.cli import COMMANDS, main
 from agentenv.cli.api import TookTooLong, Unreachable, send
 from agentenv.cli.server import Node
 
-HEAVY = ("httpx", "pydantic", "numpy", "fastapi", "uvicorn", "cryptography", "e2b", "ssl")
+HEAVY = (
+    *("httpx", "pydantic", "numpy", "fastapi", "uvicorn", "cryptography", "e2b", "ssl"),
+    *("asyncio", "concurrent.futures", "http.client", "sqlite3"),
+)
 
 
 @pytest.fixture

@@ -72,5 +72,12 @@ def test_a_command_has_examples_that_it_takes(
 def test_the_overview_says_what_the_commands_are() -> None:
     assert isinstance(cli, LazyGroup)
     for name, (_, summary) in COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        says = command.get_short_help_str(limit=1000)
+        if isinstance(command, click.Group):
+            assert says == summary, name
+        else:
+            assert says.split()[0] == summary.split()[0], name
         assert summary.endswith("."), name
         assert len(summary) < 80, name

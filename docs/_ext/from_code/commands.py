@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import click
 
 from agentenv.cli import cli
-from from_code import markdown
+from agentenv.cli.documents import LINES, SCHEMAS, Schema
+from from_code import endpoints, markdown
 
 _VERBATIM = "\b\n"
 
@@ -43,10 +44,29 @@ def _section(context: click.Context) -> str:
         markdown.heading(level, markdown.code(path), path.replace(" ", "-"))
         + markdown.block(usage)
         + _help(command)
+        + _document(tuple(path.split()[1:]))
         + markdown.table(
             ("option", "meaning"), [_option(each, context) for each in options if not _asks_help(each)]
         )
     )
+
+
+def _document(path: tuple[str, ...]) -> str:
+    """What it prints as JSON, where it does; objects of the API are linked."""
+    schema = SCHEMAS.get(path)
+    if schema is None:
+        return ""
+    said = endpoints.kind(schema) if "$ref" in str(schema) else _fields(schema)
+    lines = ", one on each line" if path in LINES else ""
+    return f"JSON: {said}{lines}.\n\n"
+
+
+def _fields(schema: Schema) -> str:
+    """An object's fields, or those of each item of a list."""
+    if schema.get("type") == "array":
+        return f"list of {_fields(schema['items'])}"
+    fields = ", ".join(markdown.code(name) for name in schema["properties"])
+    return f"object with {fields}"
 
 
 def _help(command: click.Command) -> str:

@@ -76,6 +76,20 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See `click.Group`; what is no command is told with those that are spelled like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as mistake:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], [*COMMANDS, *ALIASES])
+            if not near:
+                raise
+            raise click.UsageError(f"{mistake.message} Did you mean {' or '.join(near)}?", ctx) from None
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names from the table above, so that no command's module is imported for them."""
         from click.shell_completion import CompletionItem

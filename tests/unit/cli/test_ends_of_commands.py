@@ -60,6 +60,7 @@ def test_a_server_that_says_nothing_is_not_one_that_is_not_there(silent: socket.
     ("words", "code", "said"),
     [
         (["nonsense"], 2, "No such command"),
+        (["snapshots", "list"], 2, "Did you mean snapshot?"),
         (["delete", "--url", "http://127.0.0.1:9", "--api-key", "k"], 2, "--all"),
         (["list", "--url", "http://127.0.0.1:9", "--api-key", "k"], 8, "does not answer"),
         (["exec", "mine", "--"], 2, "give a command"),

@@ -33,6 +33,9 @@ def test_every_command_is_told_with_its_options() -> None:
     assert {"aenv", "aenv node", "aenv node start", "aenv template create"} <= set(told)
     assert len(told) == len(set(told))
     assert "| `--from SOURCE` |" in text
+    assert "JSON: list of [ListedSandbox](#body-listedsandbox)." in text
+    assert "JSON: [EntryAnswer](#body-entryanswer), one on each line." in text
+    assert "JSON: object with `able`, `capabilities`." in text
     assert "--help" not in re.findall(r"^\| `(.*)` \|", text, re.MULTILINE)
 
 

@@ -60,6 +60,7 @@ STEPS = (
     Step("ls --output ids", says="{sandbox}"),
     Step("show work"),
     Step("show nobody", 3, told='there is no sandbox "nobody"\n  try: `aenv list` shows them'),
+    Step("exec work -- echo -- -n", says="-- -n"),
     Step("exec work -- echo hello from $(whoami)", says="hello from $(whoami)"),
     Step("exec work 'echo hello from $(whoami)'", says="hello from user"),
     Step("exec -u root -w /etc -e A=b work 'echo $A $(id -u) $PWD'", says="b 0 /etc"),

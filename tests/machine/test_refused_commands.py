@@ -84,6 +84,8 @@ REFUSED = (
     Step("start base -d", 5, told="0 sandboxes", within={"E2B_API_KEY": "{poor}"}),
     Step("start nothing -d", 3, told="nothing"),
     Step("template create x --from {tmp}/nothing", 3, told="{tmp}/nothing"),
+    Step("template create 'Bad Name' --from debootstrap:bookworm", 2, told="cannot be a template's name"),
+    Step("template create x --from debootstrap:no-such-suite", 2, told="no-such-suite"),
     Step("template delete nothing", 3, told="nothing"),
     Step("template export nothing -o {tmp}/out", 3, told="nothing"),
     Step("template list --profile nobody", 3, told="nobody"),

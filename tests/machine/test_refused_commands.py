@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from e2b import Sandbox
 
 from agentenv.cli import INTERRUPTED, main
+from support.interrupting import HEEDING, heeding
 from support.running import RunningNode
 from support.steps import COMMANDS, WAYS, Commands, Step, Way, filled
 
@@ -158,7 +160,7 @@ def tells(step: Step, error: str, cause: str) -> bool:
 
 @pytest.mark.usefixtures("host_audit")
 def test_one_that_is_interrupted(sandbox: Sandbox, environment: dict[str, str]) -> None:
-    words = [sys.executable, "-m", "agentenv", "logs", "-f", sandbox.sandbox_id]
+    words = [*HEEDING, sys.executable, "-m", "agentenv", "logs", "-f", sandbox.sandbox_id]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True) as command:
         assert command.stdout is not None
@@ -177,13 +179,15 @@ def test_one_that_is_interrupted_in_process(
 ) -> None:
     reading, writing = os.pipe()
 
+    here = threading.get_ident()
+
     def interrupt() -> None:
         assert os.read(reading, 1)  # it follows, and goes on
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(here, signal.SIGINT)
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with os.fdopen(writing, "w", buffering=1) as out, ThreadPoolExecutor(1) as pool:
+    with os.fdopen(writing, "w", buffering=1) as out, ThreadPoolExecutor(1) as pool, heeding():
         monkeypatch.setattr(sys, "stdout", out)
         interrupted = pool.submit(interrupt)
         with pytest.raises(SystemExit) as ended:

@@ -10,10 +10,10 @@ from e2b import Sandbox
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
-CYCLES = 100 if os.environ.get("AENV_TEST_SOAK") else 10
+CYCLES = 100 if os.environ.get("AENV_TEST_SOAK") else 5
 
 
-@pytest.mark.timeout(300 if CYCLES == 10 else 3600)
+@pytest.mark.timeout(300 if CYCLES == 5 else 3600)
 def test_created_used_and_killed_in_a_row(sandbox_factory: Callable[..., Sandbox]) -> None:
     seen = set()
     for number in range(CYCLES):

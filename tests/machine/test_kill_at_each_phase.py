@@ -79,7 +79,7 @@ CONNECT = {"timeout": 600}
 WAYS = (
     Way("prepare", "create", ("prepare",), NEW, BASE, before="any", found="gone"),
     Way("prepare", "prepare", ("boot", "agent", "stop", "capture", "publish"), NEW, BASE,
-        before="any", found="gone", last="gone"),
+        before="any", found="gone", last="gone", soak=("boot", "stop", "capture")),
     Way("create", "create", ("slot", *RESTORE), NEW, BASE, before="any", found="gone", last="gone"),
     Way("create-from-a-disk", "create", ("boot",), NEW, {**BASE, "templateID": "DISK"},
         before="any", found="gone"),

@@ -16,8 +16,8 @@ from support.wholeness import require_whole
 pytestmark = pytest.mark.machine
 
 SOAK = bool(os.environ.get("AENV_TEST_SOAK"))
-CYCLES = 100 if SOAK else 8
-CHECKPOINTS = 40 if SOAK else 6
+CYCLES = 100 if SOAK else 5
+CHECKPOINTS = 40 if SOAK else 4
 LIMIT_S = 3600 if SOAK else 300
 
 

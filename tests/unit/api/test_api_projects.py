@@ -111,7 +111,7 @@ async def ids(client: httpx.AsyncClient, path: str = "/v2/sandboxes", name: str 
     return {each[name] for each in answer.json()}
 
 
-ON_SANDBOXES = [
+ON_SANDBOXES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "", None),
     ("DELETE", "", None),
     ("GET", "/metrics", None),
@@ -132,22 +132,19 @@ ON_SANDBOXES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ON_SANDBOXES)
 async def test_another_projects_sandbox_is_as_one_that_never_was(
     teams: Teams,
     first: httpx.AsyncClient,
     blue: httpx.AsyncClient,
     red: httpx.AsyncClient,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None,
 ) -> None:
     sandbox = await create(blue)
-    unknown = await red.request(method, f"/sandboxes/{UNKNOWN}{path}", json=body)
-    for client in (red, first):
-        answer = await client.request(method, f"/sandboxes/{sandbox}{path}", json=body)
-        assert answer.status_code == 404, answer.text
-        assert answer.text == unknown.text.replace(UNKNOWN, sandbox)
+    for method, path, body in ON_SANDBOXES:
+        unknown = await red.request(method, f"/sandboxes/{UNKNOWN}{path}", json=body)
+        for client in (red, first):
+            answer = await client.request(method, f"/sandboxes/{sandbox}{path}", json=body)
+            assert answer.status_code == 404, answer.text
+            assert answer.text == unknown.text.replace(UNKNOWN, sandbox)
     assert teams.node.service.get(sandbox).project == "blue"
     assert (await blue.get(f"/sandboxes/{sandbox}")).status_code == 200
 

@@ -121,7 +121,7 @@ def _a_command_with_the_terminal(tmux: Tmux, command: str) -> None:
     tmux.type("a word")
     tmux.wait_for("got a word")
     tmux.keys("C-c")
-    tmux.wait_for("status 130")
+    tmux.wait(lambda shown: "^Cstatus 130" in shown)
 
 
 def _tables_and_colours(tmux: Tmux, command: str) -> None:

@@ -31,6 +31,8 @@ def export(url: str, api_key: str, name: str, file: Path, *, quiet: bool = False
     """
     if file == STDOUT:
         return _fetch(url, api_key, name, sys.stdout.buffer, quiet)
+    if file.exists():  # before it is fetched
+        raise _there(file)
     partial = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with partial.open("xb") as out:
@@ -38,12 +40,16 @@ def export(url: str, api_key: str, name: str, file: Path, *, quiet: bool = False
         try:
             os.link(partial, file)
         except FileExistsError:
-            raise InvalidRequest(f"{file} is there already", remedy="name another with --output") from None
+            raise _there(file) from None
         return size
     except OSError as error:
         raise StoreFault(f"{file} cannot be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _there(file: Path) -> InvalidRequest:
+    return InvalidRequest(f"{file} is there already", remedy="name another with --output")
 
 
 def _fetch(url: str, api_key: str, name: str, out: IO[bytes], quiet: bool) -> int:

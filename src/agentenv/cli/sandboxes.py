@@ -215,7 +215,8 @@ def delete(
     if by_filter:
         wanted = [each["sandboxID"] for each in selected(node, state, metadata, None)]
         if wanted and not yes:
-            click.confirm(f"End {len(wanted)} sandboxes?", abort=True, err=True)
+            what = "1 sandbox" if len(wanted) == 1 else f"{len(wanted)} sandboxes"
+            click.confirm(f"End {what}?", abort=True, err=True)
 
     def end(name: str) -> str:
         sandbox = sandbox_of(node, name)

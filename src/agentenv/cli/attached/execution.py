@@ -119,7 +119,10 @@ class Execution:
 
     def _explained(self, error: AenvError) -> AenvError:
         if isinstance(error, DeadlinePassed):
-            return TimedOut(f"{self.words[0]} was killed: it took longer than {self.timeout_s:g} s")
+            return TimedOut(
+                f"{self.words[0]} was killed: it took longer than {self.timeout_s:g} s",
+                remedy="a longer --timeout, or --detach for what is to go on by itself",
+            )
         if isinstance(error, InvalidRequest) and "error starting process" in error.message:
             kind = NoSuchProgram if "No such file" in error.message else NotExecutable
             return kind(error.message)

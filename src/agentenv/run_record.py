@@ -48,11 +48,13 @@ def hold(home: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A serving node. `start_time` is the process's, in clock ticks since boot (proc(5), field 22)."""
+    """A serving node. `start_time` is the process's, in clock ticks since boot (proc(5), field 22); `home` the
+    data directory, since a run-time directory that is set by hand may be another one's too."""
 
     pid: int
     start_time: int
     url: str
+    home: str
 
     @property
     def host(self) -> str:
@@ -76,7 +78,7 @@ def write(settings: Settings, url: str) -> Path:
     assert started is not None
     path = settings.runtime_dir / NAME
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(RunRecord(os.getpid(), started, url))))
+    temporary.write_text(json.dumps(asdict(RunRecord(os.getpid(), started, url, str(settings.home)))))
     temporary.chmod(0o644)
     temporary.rename(path)
     return path
@@ -88,7 +90,8 @@ def read(settings: Settings) -> RunRecord | None:
         record = RunRecord(**json.loads((settings.runtime_dir / NAME).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return record if record.alive else None
+    ours = Path(record.home).resolve() == settings.home.resolve()
+    return record if ours and record.alive else None
 
 
 def remove(settings: Settings) -> None:

@@ -133,3 +133,19 @@ async def test_signals_are_only_recorded() -> None:
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(stop.wait(), 10)
+
+
+def test_a_node_is_found_by_its_data_directory_alone(tmp_path: Path) -> None:
+    for name in ("mine", "other", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    mine, other, link = (
+        Settings(home=tmp_path / name, runtime=tmp_path / "run") for name in ("mine", "other", "link")
+    )
+    run_record.write(mine, "http://127.0.0.1:1")
+    for settings in (mine, link):
+        found = run_record.read(settings)
+        assert found is not None and found.pid == os.getpid()
+    assert run_record.read(other) is None
+    run_record.remove(mine)
+    assert run_record.read(mine) is None

@@ -48,8 +48,10 @@ def hold(home: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A serving node. `start_time` is the process's, in clock ticks since boot (proc(5), field 22); `home` the
-    data directory, since a run-time directory that is set by hand may be another one's too."""
+    """A serving node.
+
+    `start_time` is the process's, in clock ticks since boot (proc(5), field 22); `home` the data directory,
+    since a run-time directory that is set by hand may be another one's too."""
 
     pid: int
     start_time: int

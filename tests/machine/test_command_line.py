@@ -13,7 +13,6 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from agentenv import __version__
 from support.home import linked_home
 from support.running import RunningNode
 
@@ -141,32 +140,3 @@ def test_doctor_lists_capabilities(aenv: Aenv) -> None:
         assert capabilities[name]["status"] in ("ok", "degraded", "missing")
         assert capabilities[name]["why"]
     assert capabilities["qemu"]["status"] == "ok"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("template", "create", "x", "--from", "/no/such/file"), 3, "/no/such/file"),
-        (
-            ("template", "create", "Bad Name", "--from", "debootstrap:bookworm"),
-            2,
-            "cannot be a template's name",
-        ),
-        (("template", "delete", "nothing"), 3, "not found"),
-        (("template", "create", "x", "--from", "debootstrap:no-such-suite"), 2, "no-such-suite"),
-        (("nonsense",), 2, "No such command"),
-        (("serve", "--port", "99999"), 2, "99999"),
-    ],
-)
-def test_mistakes_are_told(aenv: Aenv, arguments: tuple[str, ...], status: int, words: str) -> None:
-    done = aenv(*arguments)
-    assert done.returncode == status, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_version_and_help(aenv: Aenv) -> None:
-    assert __version__ in aenv("--version").stdout
-    overview = aenv("--help").stdout
-    for name in ("serve", "node", "setup", "doctor", "env", "template"):
-        assert name in overview

@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +16,24 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from agentenv.cli import ALIASES, cli, main
 from agentenv.cli.documents import LINES, SCHEMAS
-from support.commands import leaves
 from support.home import linked_home
+from support.steps import COMMANDS, WAYS, Commands, Done, Step, Way, filled
 
 pytestmark = pytest.mark.machine
 
-Run = Callable[["Step", list[str]], str]
-WAYS = ["in-process", "program"]
-COMMANDS = dict(leaves(cli))
-# What cannot be a step here: what it needs, and where it is run as well.
+# What cannot be a step here: what runs it instead, and its words there.
 ELSEWHERE = {
-    ("connect",): "test_shells.py",  # a terminal
-    ("forward",): "test_forwarding.py",  # it goes on until it is interrupted
-    ("serve",): "test_node_life.py",  # as well: each node of a test is one
+    ("connect",): ("machine/test_shells.py", "connect attached"),  # a terminal
+    ("forward",): ("machine/test_forwarding.py", '"forward", name'),  # it goes on until it is interrupted
+    ("serve",): ("support/running.py", '"serve", "--port"'),  # as well: each node of a test is one
 }
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command line and how it ends. {words} are what steps before `kept`, and the directory {tmp}."""
-
-    line: str
-    code: int = 0
-    given: str = ""
-    says: str | None = None
-    """All that it prints."""
-    told: str = ""
-    """Part of what is on stderr."""
-    keeps: str = ""
-    """A name for what it prints."""
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        words = self.line.split()
-        words[0] = ALIASES.get(words[0], words[0])
-        return next(tuple(words[:count]) for count in (2, 1) if tuple(words[:count]) in COMMANDS)
-
-    @property
-    def is_json(self) -> bool:
-        """Whether it prints JSON: what makes a key prints that alone unless it is asked for more."""
-        if self.code or self.path not in SCHEMAS or "--output ids" in self.line:
-            return False
-        return self.path[0] != "key" or self.path[1] == "list" or "--output json" in self.line
-
-
 STEPS = (
     Step("doctor"),
     Step("setup", told="unchanged"),
     Step("config show --set"),
     Step("node status", 3),
-    Step("env", 4, told="aenv node start"),
     Step("list", 4, told="no node runs"),
-    Step("list --url http://127.0.0.1:9 --api-key k", 8, told="does not answer"),
     Step("version"),
     Step("pull {tmp}/tree.tar"),
     Step("template create tiny --from {tmp}/tree.tar --disk 64"),
@@ -82,32 +44,28 @@ STEPS = (
     Step("version"),
     # Servers and keys.
     Step("auth login {url} --name here", given="{key}\n"),
-    Step("auth login {url} --name wrong", 7, given="e2b_wrong\n", told="X-API-KEY"),
     Step("auth list"),
     Step("auth show --profile here"),
     Step("auth use here"),
     Step("auth logout here"),
-    Step("auth logout here", 3),
     Step("key create alice --sandboxes 0", keeps="alice"),
     Step("key list"),
-    Step("start base -d --url {url} --api-key {alice}", 5, told="this API key may have 0 sandboxes"),
     Step("key create bob --output json"),
     Step("key rotate alice --output json"),
     Step("key revoke alice bob", says="alice\nbob"),
     Step("list --url {url} --api-key {alice}", 7),
     # The life of a sandbox.
     Step("start base -d --name work --metadata run=every --timeout 600", keeps="sandbox"),
-    Step("start nothing -d", 3, told="nothing"),
     Step("list --metadata run=every"),
     Step("ls --output ids", says="{sandbox}"),
     Step("show work"),
     Step("show nobody", 3, told='there is no sandbox "nobody"\n  try: `aenv list` shows them'),
+    Step("exec work -- echo -- -n", says="-- -n"),
     Step("exec work -- echo hello from $(whoami)", says="hello from $(whoami)"),
     Step("exec work 'echo hello from $(whoami)'", says="hello from user"),
     Step("exec -u root -w /etc -e A=b work 'echo $A $(id -u) $PWD'", says="b 0 /etc"),
     Step("exec work -- cat", given="by a pipe", says="by a pipe"),
     Step("exec work 'exit 42'", 42),
-    Step("exec --timeout 1 work sleep 100", 9, told="1 s"),
     Step("upload work {tmp}/file there"),
     Step("cp {tmp}/file work:/tmp/"),
     Step("download work there {tmp}/{way}-back"),
@@ -181,76 +139,31 @@ def environment(node_directory: Path, tmp_path: Path) -> Iterator[dict[str, str]
     shutil.rmtree(home)
 
 
-@pytest.fixture(params=WAYS)
-def run(
-    request: pytest.FixtureRequest,
+@pytest.fixture
+def commands(
     host_audit: None,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capfdbinary: pytest.CaptureFixture[bytes],
-) -> Run:
-    """Runs a command in one of the two ways; it must end as the step says."""
-
-    def program(words: list[str], given: bytes) -> tuple[int, bytes, bytes]:
-        command = [sys.executable, "-m", "agentenv", *words]
-        done = subprocess.run(command, env=environment, input=given, capture_output=True, timeout=200)
-        return done.returncode, done.stdout, done.stderr
-
-    def in_process(words: list[str], given: bytes) -> tuple[int, bytes, bytes]:
-        (tmp_path / "given").write_bytes(given)
-        with (tmp_path / "given").open() as stdin, monkeypatch.context() as patch, at_0(stdin.fileno()):
-            patch.setattr(sys, "stdin", stdin)
-            for name in os.environ.keys() - environment.keys():
-                patch.delenv(name)
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as ended:
-                main(words)
-            sys.stdout.flush()
-        out, error = capfdbinary.readouterr()
-        return int(ended.value.code or 0), out, error
-
-    def run(step: Step, words: list[str]) -> str:
-        # A node that is started would be the child of this process, which has to outlive it.
-        starts = step.path in (("node", "start"), ("node", "restart"))
-        way = program if request.param == "program" or starts else in_process
-        code, out, error = way(words, step.given.encode())
-        assert code == step.code, (step.line, code, out[-2000:], error[-2000:])
-        assert step.told.encode() in error, (step.line, error)
-        assert b"Traceback" not in error
-        return out.decode()
-
-    return run
-
-
-@contextmanager
-def at_0(descriptor: int) -> Iterator[None]:
-    """Have it as standard input, for what reads no object but the descriptor."""
-    before = os.dup(0)
-    os.dup2(descriptor, 0)
-    try:
-        yield
-    finally:
-        os.dup2(before, 0)
-        os.close(before)
+) -> Commands:
+    return Commands(environment, tmp_path, monkeypatch, capfdbinary)
 
 
 @pytest.mark.timeout(600)
-def test_every_command(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_every_command(commands: Commands, way: Way, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content\n")
     (tmp_path / "Dockerfile").write_text("FROM template://base\nRUN echo made > made\n")
     tree = tmp_path / "tree"
     (tree / "bin").mkdir(parents=True)
     shutil.copy("/bin/busybox", tree / "bin/busybox")
     subprocess.run(["tar", "-cf", tmp_path / "tree.tar", "-C", tree, "."], check=True)
-    kept = {"tmp": str(tmp_path), "way": "it"}
+    kept = {"tmp": str(tmp_path), "way": way}
     schemas: dict[str, Any] = {}
     printed: list[tuple[tuple[str, ...], str]] = []
     for step in STEPS:
-        out = run(Step(**{**step.__dict__, "given": filled(step.given, kept)}), words(step, kept))
-        if step.says is not None:
-            assert out.strip() == filled(step.says, kept), step.line
+        out = as_it_says(commands, step, way, kept).out
         if step.keeps:
             kept[step.keeps] = out.strip()
         if step.keeps == "env":
@@ -264,14 +177,16 @@ def test_every_command(run: Run, tmp_path: Path) -> None:
         check(path, out, schemas)
 
 
-def words(step: Step, kept: dict[str, str]) -> list[str]:
-    """As a shell splits them; $ is the guest's."""
-    found = re.findall(r"'[^']*'|\S+", step.line)
-    return [filled(word.strip("'"), kept) for word in found]
-
-
-def filled(text: str, kept: dict[str, str]) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: kept[found[1]], text)
+def as_it_says(commands: Commands, step: Step, way: Way, kept: dict[str, str]) -> Done:
+    """How it ended, which is as it says."""
+    # A node that is started would be the child of this process, which has to outlive it.
+    starts = step.path in (("node", "start"), ("node", "restart"))
+    done = commands.run(step, "program" if starts else way, kept)
+    assert done.code == step.code, (step.line, done)
+    assert step.told in done.error, (step.line, done)
+    if step.says is not None:
+        assert done.out.strip() == filled(step.says, kept), step.line
+    return done
 
 
 def check(path: tuple[str, ...], out: str, schemas: dict[str, Any]) -> None:
@@ -286,9 +201,8 @@ def check(path: tuple[str, ...], out: str, schemas: dict[str, Any]) -> None:
 def test_no_command_is_left_out() -> None:
     done = {step.path for step in STEPS if not step.code}
     assert COMMANDS.keys() - done == ELSEWHERE.keys()
-    for path, file in ELSEWHERE.items():
-        source = Path(__file__).with_name(file).read_text()
-        assert f'"{path[0]}"' in source or "node" in source
+    for file, words in ELSEWHERE.values():
+        assert words in (Path(__file__).parents[1] / file).read_text()
     with_form = {
         path for path, command in COMMANDS.items() if "form" in {each.name for each in command.params}
     }

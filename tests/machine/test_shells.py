@@ -17,6 +17,7 @@ from support.tmux import Tmux
 
 pytestmark = [pytest.mark.machine, pytest.mark.usefixtures("host_audit")]
 
+GREEN = "\x1b[32m"
 PASTED = "".join(f"{number:05} {'x' * 60}\n" for number in range(1550))
 
 
@@ -43,6 +44,8 @@ def test_a_shell_in_a_terminal(
             _in_the_shell(tmux, tmp_path, aenv)
             _paused_and_resumed(tmux, node, aenv)
             _left_and_gone_back_to(tmux, command, tmp_path)
+            _a_command_with_the_terminal(tmux, command)
+            _tables_and_colours(tmux, command)
         finally:
             (sandbox,) = aenv.text("list", "--metadata", "test=shells", "--output", "ids").split()
             aenv("delete", sandbox)
@@ -109,6 +112,29 @@ def _left_and_gone_back_to(tmux: Tmux, command: str, tmp_path: Path) -> None:
     tmux.type("echo back: $kept; exit 7")
     tmux.wait_for("back: yes")
     tmux.wait_for("status 7")
+
+
+def _a_command_with_the_terminal(tmux: Tmux, command: str) -> None:
+    script = "tty; read word; echo got $word; exec sleep 600"
+    tmux.type(f"clear; {command} exec -it attached -- sh -c '{script}'; echo sta\\tus $?")
+    tmux.wait_for("/dev/pts/")
+    tmux.type("a word")
+    tmux.wait_for("got a word")
+    tmux.keys("C-c")
+    tmux.wait_for("status 130")
+
+
+def _tables_and_colours(tmux: Tmux, command: str) -> None:
+    listing = f"{command} list --metadata test=shells"
+    tmux.type(f"clear; {listing}; echo lis\\ted")
+    assert tmux.wait_for("listed").startswith("ID ")
+    assert f"{GREEN}running" in tmux.screen("-e")
+    tmux.type(f"clear; NO_COLOR=1 {listing}; echo lis\\ted")
+    assert "running" in tmux.wait_for("listed")
+    assert GREEN not in tmux.screen("-e")
+    tmux.type(f"clear; {listing} | tee; echo lis\\ted")
+    assert '"state": "running"' in tmux.wait_for("listed")
+    assert GREEN not in tmux.screen("-e")
 
 
 def test_commands(aenv: AenvCommand, sandbox: Sandbox) -> None:

@@ -54,9 +54,9 @@ class Tmux:
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout
 
-    def screen(self) -> str:
-        """What is shown now."""
-        return self.run("capture-pane", "-p")
+    def screen(self, *how: str) -> str:
+        """What is shown now; with `-e` its colours too, as control sequences."""
+        return self.run("capture-pane", "-p", *how)
 
     def fact(self, name: str) -> str:
         """What tmux knows of the window, such as `alternate_on`."""

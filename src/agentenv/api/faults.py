@@ -1,5 +1,7 @@
 """Errors as answers: `{"code": STATUS, "message": ...}` for everything, the framework's own included.
 
+A message ends with what can be done, in brackets, for clients that show nothing else; `remedy` has it alone.
+
 E2B's clients compare the code in the body with statuses, and retry by the headers set here.
 """
 
@@ -26,16 +28,22 @@ def fault(
     retry: bool = False,
     retry_after: float | None = None,
     error_code: str | None = None,
+    remedy: str | None = None,
 ) -> JSONResponse:
     """An error answer. Without `Should-Retry` the Python client repeats every 429, 502, 503 and 504."""
     headers = {"Should-Retry": "true" if retry else "false"}
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, round(retry_after)))
-    printable = message.encode(errors="backslashreplace").decode()
-    body = {"code": status, "message": printable}
+    body = {"code": status, "message": _printable(message)}
+    if remedy:
+        body["remedy"] = _printable(remedy)
     if error_code is not None:
         body["error_code"] = error_code
     return JSONResponse(body, status, headers)
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def install(app: FastAPI) -> None:
@@ -56,6 +64,7 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
         retry=error.retry,
         retry_after=error.retry_after,
         error_code=error.e2b_code,
+        remedy=error.remedy,
     )
 
 

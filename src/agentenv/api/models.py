@@ -207,6 +207,7 @@ class Fault(Given):
 
     code: int
     message: str
+    remedy: str | None = None
 
 
 class SandboxAnswer(Given):

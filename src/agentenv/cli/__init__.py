@@ -139,7 +139,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(mistake.exit_code)
     except click.Abort as aborted:
         by_signal = isinstance(aborted.__cause__ or aborted.__context__, KeyboardInterrupt)
-        click.echo("aenv: interrupted" if by_signal else "aenv: not confirmed", err=True)
+        told = "interrupted" if by_signal else "not confirmed, so nothing was done\n  try: --yes"
+        click.echo(f"aenv: {told}", err=True)
         sys.exit(INTERRUPTED if by_signal else 1)
     except AenvError as error:
         failed = error

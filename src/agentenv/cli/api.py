@@ -65,6 +65,9 @@ _BY_STATUS: Mapping[int, type[AenvError]] = {
     507: StoreFull,
 }
 
+# Where a node, which does not know how it was found, says none.
+_REMEDIES = {401: "see that the key is right and that server's own: `aenv auth show` says which are meant"}
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -85,26 +88,31 @@ class Answer:
         except ValueError:
             raise HostFault(f"the answer is not JSON: {self.body[:200]!r}", remedy="check the URL") from None
 
-    @property
-    def message(self) -> str:
-        """What an error's body says."""
+    def _told(self) -> tuple[str, str | None]:
+        """What an error's body says, and what it says can be done."""
         try:
-            said = json.loads(self.body).get("message")
+            body = json.loads(self.body)
+            said, remedy = body.get("message"), body.get("remedy")
         except (ValueError, AttributeError):
-            said = None
-        return said if isinstance(said, str) and said else self.body.decode(errors="replace")[:500]
+            said = remedy = None
+        if not isinstance(said, str) or not said:
+            return self.body.decode(errors="replace")[:500], None
+        if not isinstance(remedy, str) or not remedy:
+            return said, None
+        return said.removesuffix(f" ({remedy})"), remedy
 
     def fault(self, what: str) -> AenvError:
         """The error that this answer to `what` is."""
-        said = self.message or f"{what}: {self.status}"
+        said, remedy = self._told()
+        said = said or f"{what}: {self.status}"
         if self.status >= 500 and (request := self.headers.get("x-request-id")):
             said += f" (request {request} in the node's log)"
-        return fault_of(self.status, said)
+        return fault_of(self.status, said, remedy)
 
 
-def fault_of(status: int, said: str) -> AenvError:
+def fault_of(status: int, said: str, remedy: str | None = None) -> AenvError:
     """The error that a node's status and words are."""
-    return _BY_STATUS.get(status, HostFault)(said)
+    return _BY_STATUS.get(status, HostFault)(said, remedy=remedy or _REMEDIES.get(status))
 
 
 def download(

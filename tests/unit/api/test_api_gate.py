@@ -37,7 +37,9 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 def assert_fault(answer: httpx.Response, status: int) -> None:
     assert answer.status_code == status, answer.text
     assert answer.json()["code"] == status
-    assert set(answer.json()) == {"code", "message"}
+    body = answer.json()
+    assert set(body) - {"remedy"} == {"code", "message"}
+    assert body["message"].endswith(f"({body['remedy']})" if "remedy" in body else "")
 
 
 @pytest.mark.parametrize(

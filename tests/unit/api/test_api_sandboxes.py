@@ -52,7 +52,7 @@ def assert_fault(answer: httpx.Response, status: int, words: str = "") -> None:
     """The documented status, and E2B's error body with the same code."""
     assert answer.status_code == status, answer.text
     body = answer.json()
-    assert set(body) - {"error_code"} == {"code", "message"}
+    assert set(body) - {"error_code", "remedy"} == {"code", "message"}
     assert body["code"] == status
     assert isinstance(body["message"], str) and words in body["message"]
     assert answer.headers["should-retry"] in ("true", "false")

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from agentenv.cli import cli
 from agentenv.errors import AenvError
 from support.build_node import KEY, BuildApi, build_api, digest_of
+from support.interrupting import HEEDING
 
 DOCKERFILE = """\
 FROM python:3.12
@@ -180,10 +181,8 @@ def test_what_is_refused(api: BuildApi, context: Path, arguments: list[str], sai
 @pytest.mark.parametrize("knows_cancel", [True, False])
 def test_an_interrupt_cancels(api: BuildApi, context: Path, knows_cancel: bool) -> None:
     api.endless, api.knows_cancel = True, knows_cancel
-    # What runs in the background of a script has inherited that interrupts are ignored.
-    listening = ["env", "--default-signal=INT"]
     with subprocess.Popen(
-        [*listening, sys.executable, "-m", "agentenv", "build", str(context), "--name", "app"],
+        [*HEEDING, sys.executable, "-m", "agentenv", "build", str(context), "--name", "app"],
         env={**os.environ, "E2B_API_URL": api.url, "E2B_API_KEY": KEY},
         stderr=subprocess.PIPE,
         text=True,

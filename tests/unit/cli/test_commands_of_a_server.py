@@ -279,3 +279,15 @@ def test_a_shell_completes(shell: str, tmp_path: Path) -> None:
         typed = "compdef() { :; }; compadd() { print -r -- $* }; _describe() { print -r -- ${(P)3} }"
         typed += f"; source {script}; words=(aenv sn) CURRENT=2; _aenv_completion"
         assert "snapshot:Take" in run("zsh", "--no-rcs", "-c", typed)
+
+
+def test_what_a_node_says_can_be_done_is_told_apart(aenv: Aenv) -> None:
+    error = aenv("start", "nothing", "-d").error
+    assert error is not None
+    assert (error.message, error.remedy) == (
+        'template "nothing" not found',
+        "`aenv template list` shows them",
+    )
+    wrong = aenv("list", "--api-key", "e2b_wrong").error
+    assert wrong is not None and wrong.remedy is not None
+    assert "aenv auth show" in wrong.remedy

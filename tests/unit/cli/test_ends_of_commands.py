@@ -15,6 +15,7 @@ import pytest
 from agentenv.cli import COMMANDS, main
 from agentenv.cli.api import TookTooLong, Unreachable, send
 from agentenv.cli.server import Node
+from support.interrupting import HEEDING
 
 HEAVY = (
     *("httpx", "pydantic", "numpy", "fastapi", "uvicorn", "cryptography", "e2b", "ssl"),
@@ -34,7 +35,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def test_ctrl_c_is_130(silent: socket.socket, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "agentenv", "list", "--url", url_of(silent), "--api-key", "k"]
+    words = [*HEEDING, sys.executable, "-m", "agentenv", "list", "--url", url_of(silent), "--api-key", "k"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         connection, _ = silent.accept()
         with connection:

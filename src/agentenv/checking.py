@@ -13,6 +13,7 @@ from agentenv import run_record
 from agentenv.config import Settings
 from agentenv.errors import Conflict, StoreCorrupt, StoreFault
 from agentenv.image.holds import is_alive
+from agentenv.progress import Progress, silent
 from agentenv.records.database import SCHEMA_VERSION, Database
 from agentenv.records.ledger import Ledger
 from agentenv.sandbox.records import Records
@@ -38,21 +39,22 @@ class Finding:
         return {**asdict(self), "concerns": list(self.concerns)}
 
 
-def examine(settings: Settings, *, digests: bool = False) -> tuple[Finding, ...]:
-    """What is wrong; nothing is changed. With `digests` all files are read, about a second per GiB.
+def examine(settings: Settings, *, digests: bool = False, progress: Progress = silent) -> tuple[Finding, ...]:
+    """What is wrong; nothing is changed. With `digests` all files are read, about a second per GiB,
+    of which `progress` is told.
 
     Raises:
         StoreFault: the records are another version's. StoreCorrupt: they cannot be read.
     """
     with _opened(settings) as database:
-        found = _findings(settings, database, digests)
+        found = _findings(settings, database, digests, progress)
         if found:  # a node that runs may have been between a file and its record
-            again = set(_findings(settings, database, digests))
+            again = set(_findings(settings, database, digests, progress))
             found = [each for each in found if each in again]
         return tuple(found)
 
 
-def mend(settings: Settings, *, digests: bool = False) -> tuple[Finding, ...]:
+def mend(settings: Settings, *, digests: bool = False, progress: Progress = silent) -> tuple[Finding, ...]:
     """As `examine`, and what can be repaired is.
 
     Raises:
@@ -62,7 +64,7 @@ def mend(settings: Settings, *, digests: bool = False) -> tuple[Finding, ...]:
     if (record := run_record.read(settings)) is not None:
         raise Conflict(f"process {record.pid} serves {settings.home}", remedy="aenv node stop")
     with run_record.hold(settings.home), _opened(settings) as database:
-        found = _findings(settings, database, digests)
+        found = _findings(settings, database, digests, progress)
         ledger = Ledger(database)
         reap(ledger, database)
         return tuple(_mended(settings, each) if each.repairable else each for each in found)
@@ -91,18 +93,18 @@ def _opened(settings: Settings) -> Iterator[Database]:
         database.close()
 
 
-def _findings(settings: Settings, database: Database, digests: bool) -> list[Finding]:
+def _findings(settings: Settings, database: Database, digests: bool, progress: Progress) -> list[Finding]:
     snapshots = Snapshots(database, Ledger(database), settings.home)
     return [
-        *_of_snapshots(snapshots, digests),
+        *_of_snapshots(snapshots, digests, progress),
         *_of_templates(settings, database),
         *_of_sandboxes(settings, database, snapshots),
         *_of_builds(database),
     ]
 
 
-def _of_snapshots(snapshots: Snapshots, digests: bool) -> Iterator[Finding]:
-    for problem in snapshots.check(digests=digests):
+def _of_snapshots(snapshots: Snapshots, digests: bool, progress: Progress) -> Iterator[Finding]:
+    for problem in snapshots.check(digests=digests, progress=progress):
         nobodys = not problem.snapshots and problem.path.startswith(f"{ROOT}/")
         yield Finding(problem.path, problem.what, problem.snapshots, repairable=nobodys)
 

@@ -11,6 +11,11 @@ from agentenv import amounts
 Progress = Callable[[str], None]
 """Is told in a few words what is being done; with an `Advance`, how far it is."""
 
+
+def silent(text: str) -> None:
+    """For those who do not care."""
+
+
 EVERY_S = 0.5  # how often a tally tells
 SELDOM_S = 2.0
 

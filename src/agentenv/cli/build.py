@@ -17,6 +17,7 @@ from agentenv.cli.options import (
     credentials,
     init_option,
     node_options,
+    quiet_option,
 )
 from agentenv.cli.shipped import shipped
 from agentenv.errors import InvalidRequest, StoreFault
@@ -46,6 +47,7 @@ INTERRUPTED = 130
 @click.option("--detach", is_flag=True, help="Do not wait for the end: print the ids and go.")
 @click.option("--dry-run", is_flag=True, help="Print what would be asked of the node, as JSON; ask nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all of the log.")
+@quiet_option
 @init_option
 @credential_options
 @click.option("--registry", metavar="HOST[:PORT]", help="Whose they are, where several are asked.")
@@ -65,6 +67,7 @@ def command(
     detach: bool,
     dry_run: bool,
     verbose: bool,
+    quiet: bool,
     init: Init | None,
     username: str | None,
     password_stdin: bool,
@@ -107,7 +110,7 @@ def command(
     url, api_key = node_address(url, api_key, home)
     given = credentials(username, password_stdin)
     logins = from_docker(plan) if docker_login else from_options(plan, given, registry)
-    building = Building(BuildNode(url, api_key), wanted, logins, verbose=verbose)
+    building = Building(BuildNode(url, api_key), wanted, logins, verbose=verbose, quiet=quiet)
     try:
         build = building.run(plan, detach=detach)
     except KeyboardInterrupt:

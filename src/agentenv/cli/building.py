@@ -52,9 +52,15 @@ class Building:
     """
 
     def __init__(
-        self, node: BuildNode, wanted: Wanted, logins: Logins | None = None, *, verbose: bool = False
+        self,
+        node: BuildNode,
+        wanted: Wanted,
+        logins: Logins | None = None,
+        *,
+        verbose: bool = False,
+        quiet: bool = False,
     ) -> None:
-        self._node, self._wanted, self._verbose = node, wanted, verbose
+        self._node, self._wanted, self._verbose, self._quiet = node, wanted, verbose, quiet
         self._logins = logins or {}
         self._current: Build | None = None
         self._inner: list[str] = []
@@ -99,14 +105,14 @@ class Building:
         asked = _body(stage, plan, digests, built, self._wanted)
         last = stage is plan.target
         name = self._wanted.name if last else _inner_name(self._wanted.name, stage, asked)
-        if len(plan.stages) > 1:
+        if len(plan.stages) > 1 and not self._quiet:
             click.echo(f"== {stage.title}", err=True)
         self._current = build = self._node.create(name, self._wanted.cpus, self._wanted.memory_mib)
         if not last:
             self._inner.append(build.template_id)
         for place, bundle in _bundles(stage):
-            sent = self._node.upload(build, bundle, digests[place])
-            if sent:
+            sent = self._node.upload(build, bundle, digests[place], quiet=self._quiet)
+            if sent and not self._quiet:
                 step = stage.steps[place]
                 click.echo(f"line {step.line}: {sent / (1 << 20):.1f} MiB sent", err=True)
         self._node.start(build, {**asked, **field(self._logins, stage)})
@@ -118,7 +124,8 @@ class Building:
         while True:
             seen = self._look(build, offset)
             offset += len(seen.lines)
-            log.show(seen.lines)
+            if not self._quiet:
+                log.show(seen.lines)
             # An answer has a limited number of lines: after the end they are read until there are no more.
             if seen.status in ("ready", "error") and not seen.lines:
                 break

@@ -61,7 +61,7 @@ class BuildNode:
         )
         return Build(answer["templateID"], answer["buildID"])
 
-    def upload(self, build: Build, bundle: Bundle, digest: str) -> int:
+    def upload(self, build: Build, bundle: Bundle, digest: str, *, quiet: bool = False) -> int:
         """Bring up the files of a COPY unless the node has them; returns how many bytes were sent."""
         link = self._call("GET", f"/templates/{quote(build.template_id, safe='')}/files/{digest}")
         if link.get("present") or not link.get("url"):
@@ -73,7 +73,7 @@ class BuildNode:
             given = (link.get("headers") or {}).items()
             headers = {key: value for key, value in given if key.lower() != "content-length"}
             headers["Content-Length"] = str(size)
-            with TransferMeter() as meter:
+            with TransferMeter(quiet=quiet) as meter:
                 meter.total(1, size)
                 content = cast("IO[bytes]", Counted(packed, meter.add))
                 answer = send("PUT", link["url"], headers=headers, body=content, limit_s=UPLOAD_LIMIT_S)

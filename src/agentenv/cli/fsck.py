@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentenv.cli.options import home_option
+from agentenv.cli.options import home_option, quiet_option
 from agentenv.cli.output import form_of, form_option
+from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 from agentenv.errors import NotFound
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 @click.command("fsck")
 @click.option("--digests", is_flag=True, help="Read all files through: about a second for a GiB.")
 @click.option("--repair", is_flag=True, help="Remove what belongs to nobody; refused while a node runs.")
+@quiet_option
 @form_option
 @home_option
-def command(digests: bool, repair: bool, form: str | None, home: Path | None) -> None:
+def command(digests: bool, repair: bool, quiet: bool, form: str | None, home: Path | None) -> None:
     """Check the data directory: records that cannot be read, files that are missing or have changed, and what
     belongs to no record.
 
@@ -43,7 +45,8 @@ def command(digests: bool, repair: bool, form: str | None, home: Path | None) ->
     if not settings.database.exists():
         raise NotFound(f"{settings.home} is no data directory of a node", remedy="--home, AENV_HOME")
     require_root(settings)
-    found = mend(settings, digests=digests) if repair else examine(settings, digests=digests)
+    with Steps(quiet=quiet) as steps:
+        found = (mend if repair else examine)(settings, digests=digests, progress=steps)
     chosen = form_of(form)
     if chosen == "json":
         click.echo(json.dumps([each.document() for each in found], indent=2))

@@ -128,7 +128,7 @@ def revoke(node: Node, keys: tuple[str, ...]) -> None:
         node.call("DELETE", f"/api-keys/{quote(key, safe='')}")
         return key
 
-    for_each(keys, end)
+    for_each(keys, end, "revoking")
 
 
 def _print_secret(made: Row, form: str) -> None:

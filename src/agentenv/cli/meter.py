@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import click
@@ -50,6 +52,10 @@ class Line:
         if not self._terminal:
             click.echo(text, err=True)
             return
+        self.draw(text)
+
+    def draw(self, text: str) -> None:
+        """Show a text on a terminal now."""
         self._visible = True
         sys.stderr.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
         sys.stderr.flush()
@@ -60,6 +66,26 @@ class Line:
             self._visible = False
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say on a terminal what is waited for, once that has lasted a second; the word goes with the block."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from threading import Timer  # which --help has no use for
+
+    line = Line()
+    word = Timer(AFTER_S, line.draw, [f"{what} …"])
+    word.daemon = True
+    word.start()
+    try:
+        yield
+    finally:
+        word.cancel()
+        word.join()  # it may be about to draw
+        line.clear()
 
 
 class TransferMeter:

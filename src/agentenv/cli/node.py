@@ -14,6 +14,7 @@ import click
 
 from agentenv.cli.env import api_key
 from agentenv.cli.local import LocalNode
+from agentenv.cli.meter import waiting
 from agentenv.cli.options import address_options, home_option
 from agentenv.cli.output import form_of, form_option, show_one
 from agentenv.cli.root import require_root
@@ -85,7 +86,8 @@ def stop(home: Path | None, keep: bool) -> None:
         click.echo(f"no node runs on {settings.home}")
         return
     if not keep:
-        paused = LocalNode(running.url, api_key(settings)).pause_all()
+        with waiting("pausing the sandboxes"):
+            paused = LocalNode(running.url, api_key(settings)).pause_all()
         click.echo(f"paused {paused} sandbox{'' if paused == 1 else 'es'}")
     if runs_as(service.of(settings), running):
         service.ask("stop")
@@ -179,7 +181,8 @@ def by_systemd(settings: Settings, verb: Verb, host: str | None, port: int | Non
         )
     if unheard := _of_this_shell(settings):
         click.echo(f"{', '.join(unheard)}: not for {service.UNIT}, which reads {service.DEFAULTS}", err=True)
-    service.ask(verb)
+    with waiting(f"waiting for {service.UNIT}"):
+        service.ask(verb)
     running = run_record.read(settings)
     if running is None:
         raise HostFault(f"{service.UNIT} was started and does not serve", remedy=f"see {service.LOG}")
@@ -214,7 +217,9 @@ def launch(settings: Settings) -> None:
             cwd="/",
         )
         os.close(theirs)
-        if not select.select([pipe], [], [], START_LIMIT_S)[0]:
+        with waiting("starting the node"):
+            serves = select.select([pipe], [], [], START_LIMIT_S)[0]
+        if not serves:
             raise OutcomeUnknown(
                 f"the node did not serve within {START_LIMIT_S:.0f} s", remedy=f"look at {settings.log_file}"
             )
@@ -240,7 +245,9 @@ def terminate(running: RunRecord) -> None:
         if not running.alive:  # the number was reused before the descriptor was there
             return
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not select.select([pidfd], [], [], STOP_LIMIT_S)[0]:
+        with waiting("stopping the node"):
+            ended = select.select([pidfd], [], [], STOP_LIMIT_S)[0]
+        if not ended:
             raise OutcomeUnknown(
                 f"process {running.pid} still runs {STOP_LIMIT_S:.0f} s after it was asked to end",
                 remedy="look at the node's log",

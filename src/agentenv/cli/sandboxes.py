@@ -145,7 +145,7 @@ def pause(node: Node, names: tuple[str, ...], disk_only: bool) -> None:
         node.call("POST", f"/sandboxes/{sandbox}/pause", body, limit_s=CHANGE_LIMIT_S)
         return sandbox
 
-    for_each(names, stop)
+    for_each(names, stop, "pausing")
 
 
 @click.command("resume")
@@ -172,7 +172,7 @@ def resume(node: Node, names: tuple[str, ...], timeout: int) -> None:
         node.call("POST", f"/v2/sandboxes/{sandbox}/connect", {"timeout": timeout}, limit_s=CHANGE_LIMIT_S)
         return sandbox
 
-    for_each(names, wake)
+    for_each(names, wake, "resuming")
 
 
 @click.command("timeout")
@@ -225,4 +225,4 @@ def delete(
         node.ask("DELETE", f"/sandboxes/{sandbox}", limit_s=CHANGE_LIMIT_S, refused=gone)
         return sandbox
 
-    for_each(wanted, end)
+    for_each(wanted, end, "deleting")

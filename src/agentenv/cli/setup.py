@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from agentenv.cli.options import home_option
+from agentenv.cli.options import home_option, quiet_option
 from agentenv.cli.progress import Steps
 from agentenv.cli.root import require_root
 
 
 @click.command("setup")
+@quiet_option
 @home_option
 @click.option(
     "--kernel",
@@ -23,7 +24,7 @@ from agentenv.cli.root import require_root
     is_flag=True,
     help="Make a certificate authority for the node's domain too, which then speaks https as well.",
 )
-def command(home: Path | None, kernel: Path | None, local_ca: bool) -> None:
+def command(home: Path | None, kernel: Path | None, local_ca: bool, quiet: bool) -> None:
     """Prepare the data directory: guest kernel, initramfs, tools drive, KVM probe.
 
     Repeatable: what is already there and still right is left alone.
@@ -39,7 +40,7 @@ def command(home: Path | None, kernel: Path | None, local_ca: bool) -> None:
     require_root(settings)
     from agentenv.host.setup import setup
 
-    setup(settings, Steps(), local_ca=local_ca)
+    setup(settings, Steps(quiet=quiet), local_ca=local_ca)
     if local_ca:
         from agentenv.tls import trust
 

@@ -8,18 +8,20 @@ from functools import partial
 
 import click
 
+from agentenv.cli.meter import waiting
 from agentenv.cli.telling import show_error
 from agentenv.errors import AenvError
 
 AT_ONCE = 8  # what is asked of a node side by side
 
 
-def for_each(names: Sequence[str], do: Callable[[str], str], *, at_once: int = AT_ONCE) -> None:
+def for_each(names: Sequence[str], do: Callable[[str], str], doing: str, *, at_once: int = AT_ONCE) -> None:
     """Do it to each, some at a time, and print what each gives, in their order.
 
     Args:
         names: what the command line names.
         do: takes a name; returns what is printed of it.
+        doing: the word for it, such as pausing, for who waits.
         at_once: so many side by side; with 1 it is done in the caller's thread.
 
     Raises:
@@ -27,19 +29,24 @@ def for_each(names: Sequence[str], do: Callable[[str], str], *, at_once: int = A
         click.exceptions.Exit: some of several failed, which stderr says; the code is the first one's.
     """
     if len(names) == 1:
-        click.echo(do(names[0]))
+        click.echo(_waited(names[0], partial(do, names[0]), doing))
         return
     failures: list[AenvError] = []
     with _trying(names, do, at_once) as tries:
-        for each in tries:
+        for name, each in zip(names, tries, strict=True):
             try:
-                click.echo(each())
+                click.echo(_waited(name, each, doing))
             except AenvError as error:
                 show_error(error)
                 failures.append(error)
     if failures:
         click.echo(f"aenv: {len(failures)} of {len(names)} failed", err=True)
         raise click.exceptions.Exit(failures[0].exit_code)
+
+
+def _waited(name: str, result: Callable[[], str], doing: str) -> str:
+    with waiting(f"{doing} {name}"):
+        return result()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from agentenv.cli.api import fault_of
 from agentenv.cli.assignments import pairs as parsed
 from agentenv.cli.assignments import variables
 from agentenv.cli.completing import SANDBOX, SNAPSHOT
+from agentenv.cli.meter import waiting
 from agentenv.cli.naming import NAME, sandbox_of, snapshot_of
 from agentenv.cli.options import node_option
 from agentenv.cli.output import Column, Row, form_of, form_option, show, show_one
@@ -52,7 +53,8 @@ def create(node: Node, sandbox: str, name: str | None, disk_only: bool, form: st
     if disk_only:
         body["memory"] = False
     path = f"/sandboxes/{sandbox_of(node, sandbox)}/snapshots"
-    made = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
+    with waiting(f"taking a snapshot of {sandbox}"):
+        made = node.call("POST", path, body, limit_s=CHANGE_LIMIT_S)
     chosen = form_of(form)
     if chosen == "table":
         show([made], COLUMNS, chosen, key="snapshotID")
@@ -109,7 +111,7 @@ def delete(node: Node, snapshots: tuple[str, ...]) -> None:
         node.call("DELETE", f"/templates/{snapshot}")
         return snapshot
 
-    for_each(snapshots, end)
+    for_each(snapshots, end, "deleting")
 
 
 @command.command("tree")
@@ -175,7 +177,8 @@ def fork(
     # Metadata is inherited, and a name must be one sandbox's.
     own = [{**({NAME: f"{name}-{index}"} if name else {}), **found} for index in range(1, count + 1)]
     call = calls.fork(parent["sandboxID"], count, envs=envs, metadata=own, timeout_s=timeout)
-    results = node.do(call, limit_s=CHANGE_LIMIT_S)
+    with waiting(f"forking {sandbox}"):
+        results = node.do(call, limit_s=CHANGE_LIMIT_S)
     made = [each["sandbox"] for each in results if each.get("sandbox")]
     show([_without_tokens(each) for each in made], CHILDREN, form_of(form), key="sandboxID")
     failures = [each["error"] for each in results if each.get("error")]
@@ -204,5 +207,6 @@ def rollback(node: Node, sandbox: str, snapshot: str | None) -> None:
     """
     found = sandbox_of(node, sandbox)
     call = calls.rollback(found, snapshot_of(node, snapshot) if snapshot else None)
-    node.do(call, limit_s=CHANGE_LIMIT_S)
+    with waiting(f"putting {sandbox} back"):
+        node.do(call, limit_s=CHANGE_LIMIT_S)
     click.echo(found)

@@ -11,6 +11,7 @@ from agentenv.cli.assignments import pairs
 from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import TEMPLATE
+from agentenv.cli.meter import waiting
 
 
 @click.command("start")
@@ -62,7 +63,8 @@ def command(
         raise click.UsageError("give a template, or an image with --cold IMAGE")
     node = attaching.node()
     asked["metadata"] = pairs(asked["metadata"], "--metadata")
-    sandbox_id = create(node, template=template, image=image, env=attaching.env, **asked)
+    with waiting(f"starting {template or image}"):
+        sandbox_id = create(node, template=template, image=image, env=attaching.env, **asked)
     if detach:
         click.echo(sandbox_id)
         return

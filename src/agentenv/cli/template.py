@@ -176,7 +176,7 @@ def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: P
       aenv template delete app
     """
     if (node := remote(url, api_key, home)) is not None:
-        for_each(names, lambda name: _delete(node, name))
+        for_each(names, lambda name: _delete(node, name), "deleting")
         return
     from agentenv import config
 
@@ -186,7 +186,7 @@ def delete(names: tuple[str, ...], url: str | None, api_key: str | None, home: P
 
     with _database(settings) as database:
         templates = Templates(database, settings)
-        for_each(names, lambda name: templates.delete(name).id, at_once=1)
+        for_each(names, lambda name: templates.delete(name).id, "deleting", at_once=1)
 
 
 def _delete(node: Node, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from agentenv.errors import AenvError, HostFault, StoreFull
 from agentenv.guestimage import build as guest
 from agentenv.guestimage.steps import Report, Step, step
 from agentenv.host import accelerator
+from agentenv.progress import Progress, silent
 
 LONG = {"kernel": "looking for the guest kernel"}
 
@@ -25,13 +26,9 @@ class Outcome:
     changed: tuple[str, ...]
 
 
-def silent(line: str) -> None:
-    """A progress callback for those who do not care."""
-
-
 def setup(
     settings: Settings,
-    say: Callable[[str], None] = silent,
+    say: Progress = silent,
     *,
     refresh: bool = False,
     local_ca: bool = False,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import StoreFault
+from agentenv.progress import Progress, Tally, silent
 from agentenv.snapshot.records import ROOT, MemoryDelta, Snapshot, StoredFile
 from agentenv.vmm.layer import read_map
 from agentenv.vmm.stored import digest_of
@@ -23,16 +24,24 @@ class Problem:
 
 
 def examine(
-    home: Path, records: Iterable[Snapshot], held: Collection[str], *, digests: bool = False
+    home: Path,
+    records: Iterable[Snapshot],
+    held: Collection[str],
+    *,
+    digests: bool = False,
+    progress: Progress = silent,
 ) -> Iterator[Problem]:
-    """Problems of the files that snapshots need, each file looked at once."""
+    """Problems of the files that snapshots need, each file looked at once; `progress` is told how far the
+    reading of them is, which takes long with `digests` alone."""
     needed: dict[str, tuple[StoredFile, list[str]]] = {}
     for record in records:
         if record.deleted_at is None or record.id in held:
             for file in record.files():
                 needed.setdefault(file.path, (file, []))[1].append(record.id)
+    read = Tally("reading snapshots", sum(file.bytes for file, _ in needed.values()), progress)
     for file, ids in needed.values():
         problem = file_problem(home, file) or (digests and content_problem(home, file))
+        read.add(file.bytes)
         if problem:
             yield Problem(problem.path, problem.what, tuple(ids))
 

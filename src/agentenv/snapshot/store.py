@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.errors import InvalidRequest, NotFound, StoreCorrupt, StoreFault
+from agentenv.progress import Progress, silent
 from agentenv.records.database import Database
 from agentenv.records.ledger import Entry, Ledger
 from agentenv.snapshot import collection, files, lineage, listing, machine
@@ -346,9 +347,10 @@ class Snapshots:
         """The snapshots that need a file below the data directory, such as a template's image."""
         return collection.users(self._table.all(), machine.stored(self._home, path))
 
-    def check(self, *, digests: bool = False) -> tuple[Problem, ...]:
+    def check(self, *, digests: bool = False, progress: Progress = silent) -> tuple[Problem, ...]:
         """Records against files: what is missing, of another length or content, or nobody's. Blocking;
-        with `digests` about a second per GiB."""
+        with `digests` about a second per GiB, of which `progress` is told."""
         records = self._table.all()
         known = {record.id for record in records} | {entry.name for entry in self._ledger.entries(kind=KIND)}
-        return (*examine(self._home, records, self._holds.ids, digests=digests), *stray(self._home, known))
+        problems = examine(self._home, records, self._holds.ids, digests=digests, progress=progress)
+        return (*problems, *stray(self._home, known))

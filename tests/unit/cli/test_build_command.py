@@ -80,6 +80,17 @@ def test_files_that_the_node_has_are_not_sent_again(api: BuildApi, context: Path
     assert {step["force"] for step in forced["steps"]} == {True}
 
 
+def test_a_quiet_build_says_what_was_made_or_went_wrong_alone(api: BuildApi, context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM a AS one\nRUN x\nFROM a\nCOPY a.txt /\nCOPY --from=one /x /x\n")
+    done = build(api, str(context), "--name", "app", "--quiet")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("app tpl")
+    (context / "Dockerfile").write_text(DOCKERFILE)
+    api.failing[RUN] = "exit status 1"
+    failed = build(api, str(context), "--name", "app", "-q")
+    assert (fault(failed).message, failed.stderr) == ("line 4: exit status 1", "")
+
+
 def test_a_step_that_fails_is_named_by_its_line(api: BuildApi, context: Path) -> None:
     api.failing[RUN] = "failed to run command 'echo': exit status 1"
     failed = build(api, str(context), "--name", "app")

@@ -243,6 +243,15 @@ def test_what_there_is_is_offered(aenv: Aenv, monkeypatch: pytest.MonkeyPatch) -
     assert offered("pause", "m") == []
 
 
+def test_templates_of_a_directory_are_told_as_a_server_does(
+    aenv: Aenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = aenv("template", "list")
+    for name in ("E2B_API_URL", "E2B_API_KEY"):
+        monkeypatch.delenv(name)
+    assert json.loads(aenv("template", "list", "--home", str(tmp_path / "home"))) == json.loads(answered)
+
+
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
 def test_a_shell_completes(shell: str, tmp_path: Path) -> None:
     program = tmp_path / "aenv"

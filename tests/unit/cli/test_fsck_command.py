@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agentenv import run_record
-from agentenv.cli import cli
+from agentenv import progress, run_record
+from agentenv.cli import cli, meter
 from agentenv.config import Settings
 from agentenv.errors import AenvError, Conflict, NotFound, StoreCorrupt, StoreFault
 from agentenv.records.database import SCHEMA_VERSION, Database
@@ -81,6 +81,15 @@ def test_all_is_well(home: Path) -> None:
     told = fsck(home, "--output", "table")
     assert (told.exit_code, told.stdout, told.stderr) == (0, "", "all is as recorded\n")
     assert names_below(home) == before
+
+
+def test_reading_all_of_it_tells_how_far_it_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((progress, "EVERY_S"), (meter, "PLAIN_EVERY_S")):
+        monkeypatch.setattr(module, name, 0.0)
+    told = fsck(home, "--digests")
+    assert told.stderr.startswith("reading snapshots:  ")
+    assert found(told, 0) == []
+    assert fsck(home, "--digests", "--quiet").stderr == ""
 
 
 def test_a_file_that_is_missing_or_too_short(home: Path, snapshot: Snapshot) -> None:

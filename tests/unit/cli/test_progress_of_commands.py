@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
 from agentenv.cli import meter
-from agentenv.cli.meter import TransferMeter
+from agentenv.cli.meter import TransferMeter, waiting
 from agentenv.cli.progress import Steps
 from agentenv.progress import Advance
 
@@ -15,8 +16,15 @@ from agentenv.progress import Advance
 class Terminal(io.StringIO):
     """Standard error that says it is a terminal."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = threading.Event()
+
     def isatty(self) -> bool:
         return True
+
+    def flush(self) -> None:
+        self.drawn.set()
 
 
 def shown_on(monkeypatch: pytest.MonkeyPatch) -> Terminal:
@@ -77,4 +85,25 @@ def test_quiet_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         steps(Advance("fetching", 1, 4, 1.0))
         shown.total(1, 100)
         shown.add(50)
+    assert terminal.getvalue() == ""
+
+
+def test_a_terminal_has_a_word_on_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = shown_on(monkeypatch)
+    with pytest.raises(OSError, match="broke"), waiting("starting base"):
+        assert terminal.drawn.wait(30)
+        raise OSError("broke")
+    assert terminal.getvalue() == "\rstarting base …\x1b[K\r\x1b[K"
+
+
+def test_what_is_over_at_once_has_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting("starting base"):
+        pass  # standard error is no terminal
+    assert capsys.readouterr().err == ""
+    terminal = shown_on(monkeypatch)
+    monkeypatch.setattr(meter, "AFTER_S", 3600.0)
+    with waiting("starting base"):
+        pass
     assert terminal.getvalue() == ""

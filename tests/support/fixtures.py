@@ -30,7 +30,7 @@ def node_directory() -> Iterator[Path]:
     for old in runs.iterdir():  # of runs that were broken off
         if not Path(f"/proc/{old.name}").exists():
             unmount_below(old)
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # another worker may be at it
     directory = runs / str(os.getpid())
     directory.mkdir()
     yield directory

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.machine
 
 # What cannot be a step here: what runs it instead, and its words there.
 ELSEWHERE = {
-    ("connect",): ("machine/test_shells.py", "connect attached"),  # a terminal
     ("forward",): ("machine/test_forwarding.py", '"forward", name'),  # it goes on until it is interrupted
     ("serve",): ("support/running.py", '"serve", "--port"'),  # as well: each node of a test is one
 }
@@ -70,6 +69,7 @@ STEPS = (
     Step("cp {tmp}/file work:/tmp/"),
     Step("download work there {tmp}/{way}-back"),
     Step("exec work 'cat there /tmp/file'", says="content\ncontent"),
+    Step("connect work --list"),  # attached to a terminal: test_shells.py
     Step("timeout work 900", says="{sandbox}"),
     Step("network set work --no-internet --allow 10.1.2.3", says="{sandbox}"),
     Step("network show work"),

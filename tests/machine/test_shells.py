@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def test_a_shell_in_a_terminal(
         try:
             _in_the_shell(tmux, tmp_path, aenv)
             _paused_and_resumed(tmux, node, aenv)
-            _left_and_gone_back_to(tmux, command, tmp_path)
+            _left_and_gone_back_to(tmux, command, tmp_path, aenv)
             _a_command_with_the_terminal(tmux, command)
             _tables_and_colours(tmux, command)
         finally:
@@ -99,7 +100,7 @@ def _paused_and_resumed(tmux: Tmux, node: RunningNode, aenv: AenvCommand) -> Non
     tmux.wait_for("again: yes")
 
 
-def _left_and_gone_back_to(tmux: Tmux, command: str, tmp_path: Path) -> None:
+def _left_and_gone_back_to(tmux: Tmux, command: str, tmp_path: Path, aenv: AenvCommand) -> None:
     tmux.type("clear; printf '\\033[?1049h\\033[?25lfull'")
     tmux.wait(lambda shown: tmux.fact("alternate_on") == "1")
     tmux.keys("C-p", "C-q")
@@ -107,6 +108,8 @@ def _left_and_gone_back_to(tmux: Tmux, command: str, tmp_path: Path) -> None:
     assert (tmux.fact("alternate_on"), tmux.fact("cursor_flag")) == ("0", "1")
     tmux.type(f"clear; stty -g | cmp - {tmp_path}/before && echo as be\\fore")
     tmux.wait_for("as before")
+    (left,) = json.loads(aenv.text("connect", "attached", "--list"))
+    assert left["shell"].startswith("aenv-shell-") and left["pid"] > 1
     tmux.type(f"clear; {command} connect attached; echo sta\\tus $?")
     tmux.wait(lambda shown: shown.rstrip().endswith("$"))
     tmux.type("echo back: $kept; exit 7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -11,10 +12,13 @@ from agentenv.cli.attached.door import Door
 from agentenv.cli.attached.options import Attaching, attaching_options
 from agentenv.cli.completing import SANDBOX
 from agentenv.cli.naming import sandbox_of
+from agentenv.cli.output import Column, form_of, form_option, show
 
 if TYPE_CHECKING:
     from agentenv.cli.attached.processes import Ended
     from agentenv.cli.attached.session import Left
+
+SHELLS: tuple[Column, ...] = (("shell", itemgetter("shell")), ("pid", itemgetter("pid")))
 
 
 @click.command("connect")
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--new", is_flag=True, help="A new shell, even if one was left here.")
 @click.option("--shell", "tag", metavar="TAG", help="That shell, wherever it was left.")
 @click.option("--list", "only_list", is_flag=True, help="List the shells that run, and attach to none.")
+@form_option
 @attaching_options
 def command(
     asked: Attaching,
@@ -29,6 +34,7 @@ def command(
     new: bool,
     tag: str | None,
     only_list: bool,
+    form: str | None,
 ) -> None:
     """Open a shell in SANDBOX, or go back to the one that was left there; a paused sandbox is resumed.
 
@@ -40,14 +46,17 @@ def command(
       aenv connect isx3k2v9
       aenv connect --new --user root isx3k2v9
       aenv connect --detach-keys ctrl-] isx3k2v9
+      aenv connect --list isx3k2v9
     """
     from agentenv.cli.attached.shell import Wanted, attach, listed
 
+    if form and not only_list:
+        raise click.UsageError("--output is the form of what --list lists")
     node = asked.node()
     door = Door(node, sandbox_of(node, sandbox))
     if only_list:
-        for each, pid in listed(door).items():
-            click.echo(f"{each}  {pid}")
+        found = [{"shell": each, "pid": pid} for each, pid in listed(door).items()]
+        show(found, SHELLS, form_of(form), key="shell")
         return
     outcome = attach(door, Wanted(asked.user, asked.cwd, asked.env, asked.keys, new, tag))
     tell_after(door, outcome)

@@ -40,6 +40,7 @@ SCHEMAS: dict[tuple[str, ...], Schema] = {
     ("auth", "list"): many(record({"name": TEXT, "url": TEXT, "key": TEXT, "used": FLAG})),
     ("auth", "show"): record({"url": TEXT, "key": TEXT}),
     ("config", "show"): many(record({"name": TEXT, "value": TEXT, "from": TEXT})),
+    ("connect",): many(record({"shell": TEXT, "pid": WHOLE})),
     ("doctor",): record(
         {
             "able": FLAG,
